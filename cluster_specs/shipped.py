@@ -116,7 +116,7 @@ class FittedValue(Record):
     """Median of ``|predicted / measured - 1|``."""
     worst_residual: float = Field(ge=0)
     at_limit: bool = False
-    """The constant is as large as it can get: the base is slower than what was measured."""
+    """The constant is as large as it can get, or next to nothing: the base is not what was measured."""
 
 
 class MeasuredLine(Record):

@@ -29,6 +29,10 @@ LEAST_FOR_LINE = 3
 """Sizes without which a line is not worth its two constants."""
 FASTER = 0.05
 """A constant at its limit that still predicts so much more than was measured means a wrong base."""
+NOTHING = 1e-3
+"""A constant that ends below this share of what the base has explains nothing: something else takes all the time."""
+MEDIAN, WORST = 0.25, 0.5
+"""Residuals above which constants are no description of what was measured."""
 
 M = TypeVar("M", bound=Record)
 
@@ -68,7 +72,7 @@ def calibrate(base: str, measurements: Sequence[Measurement]) -> Calibration:
     for task in _tasks(cluster, measurements):
         fit = _fit(task, cluster)
         for path, value, most in zip(task.paths, fit.values, task.most, strict=True):
-            fitted[path] = _judged(path, fit, at_limit=value >= most, base=base)
+            fitted[path] = _judged(path, fit, value >= most, value < NOTHING * _value(cluster, path), base)
             found[path] = value
         cluster = with_numbers(cluster, dict(zip(task.paths, fit.values, strict=True)))
     if not found:
@@ -105,8 +109,8 @@ def _fit(task: _Task, cluster: ClusterSpec) -> Fit:
     return fit_constants(predict, task.seconds, start, task.most)
 
 
-def _judged(path: str, fit: Fit, at_limit: bool, base: str) -> FittedValue:
-    if at_limit and sorted(fit.residuals)[len(fit.residuals) // 2] > FASTER:
+def _judged(path: str, fit: Fit, largest: bool, nothing: bool, base: str) -> FittedValue:
+    if largest and sorted(fit.residuals)[len(fit.residuals) // 2] > FASTER:
         raise InputError(
             f"{path}: measured faster than {base} can be, even at its peak; calibrate on the cluster that it was"
         )
@@ -114,8 +118,22 @@ def _judged(path: str, fit: Fit, at_limit: bool, base: str) -> FittedValue:
         samples=len(fit.residuals),
         median_residual=fit.median_residual,
         worst_residual=fit.worst_residual,
-        at_limit=at_limit,
+        at_limit=largest or nothing,
     )
+
+
+def misfits(found: Calibration) -> tuple[str, ...]:
+    """Constants that end at a limit, or leave much unexplained, in sentences."""
+    said = []
+    for path, fit in found.fitted.items():
+        if fit.at_limit:
+            said.append(f"{path} ended at its limit, {found.changes[path]:.3g}")
+        if fit.median_residual > MEDIAN or fit.worst_residual > WORST:
+            said.append(
+                f"{path} explains its {fit.samples} samples badly: they are off by {fit.median_residual:.0%} in the "
+                f"median and {fit.worst_residual:.0%} at worst"
+            )
+    return tuple(f"{one}; {found.base} may not be what was measured" for one in said)
 
 
 def _value(cluster: ClusterSpec, path: str) -> float:

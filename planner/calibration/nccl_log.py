@@ -59,14 +59,14 @@ def parse_nccl_log(text: str, name: str, op: str | None = None) -> tuple[Collect
     """Out-of-place times of every size in a log.
 
     The collective is the ``..._perf`` that the log or else its ``name`` mentions; ``op`` is for logs that say
-    neither. Raises ``InputError`` where it is not known, the header is missing, a row is cut off, or results
-    were wrong.
+    neither. Raises ``InputError`` where it is not known or contradicts ``op``, the header is missing, a row is cut
+    off, or results were wrong.
     """
     text = _PREFIX.sub("", text)
     layout, columns = _layout(text, name), _columns(text, name)
-    collective = op or _collective(text, name)
-    if collective not in OPS:
-        raise InputError(f"{name}: unknown collective {collective!r}; known are {', '.join(OPS)}")
+    if op is not None and op not in OPS:
+        raise InputError(f"{name}: unknown collective {op!r}; known are {', '.join(OPS)}")
+    collective = _collective(text, name, op)
     if (failed := _FAILED.search(text)) is not None:
         raise InputError(
             f"{name}: {failed[1]} elements of its results were wrong, so that its times say nothing"
@@ -112,10 +112,18 @@ def _columns(text: str, name: str) -> _Columns:
     return _Columns(names.index("time"), tuple(i for i, column in enumerate(names) if column == "#wrong"))
 
 
-def _collective(text: str, name: str) -> str:
+def _collective(text: str, name: str, given: str | None) -> str:
     for place in (text, name):
         if (program := _PROGRAM.search(place)) is not None:
-            return PROGRAMS[program[1]]
+            said = PROGRAMS[program[1]]
+            if given not in (None, said):
+                raise InputError(
+                    f"{name} is of {program[0]}, which contradicts --collective {given}, for logs that do not say it; "
+                    f"leave it out, and name those as their program ({given}_perf.log)"
+                )
+            return said
+    if given is not None:
+        return given
     if (started := _STARTED.search(text)) is not None:
         raise InputError(f"{name}: {started[1]}_perf is not among those fitted: {', '.join(PROGRAMS)}")
     raise InputError(f"{name}: the log does not say which collective it is of; give --collective")

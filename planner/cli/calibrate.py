@@ -58,6 +58,7 @@ def calibrate(
     """
     from planner.calibration.files import to_toml
     from planner.calibration.fitting import calibrate as fit
+    from planner.calibration.fitting import misfits
     from planner.calibration.measurements import to_json_lines
 
     found = _logged(nccl_log or [], collective, data or [])
@@ -69,6 +70,8 @@ def calibrate(
     answer = fit(cluster, found)
     if not output.quiet:
         _warn_of_others(nccl_log or [], cluster)
+    if not (output.quiet or output.json):
+        sys.stderr.writelines(f"warning: {said}\n" for said in misfits(answer))
     files = {}
     if path is not None:
         files[path] = to_toml(answer)

@@ -18,11 +18,6 @@ def calibration_report(found: Calibration, files: tuple[str, ...]) -> Renderable
         heading("Constants"),
         _constants(found),
     ]
-    parts += [
-        Text(f"{path} is at its limit: the base may not be what was measured")
-        for path, fit in found.fitted.items()
-        if fit.at_limit
-    ]
     if found.lines:
         parts += [heading("Collectives as latency + bytes / bandwidth"), _lines(found)]
     parts += [Text(""), *(Text(f"wrote {name}") for name in files)]

@@ -12,7 +12,7 @@ from cost_models.collectives import COLLECTIVES
 from cost_models.compute import AttentionShape, attention_seconds, matmul_seconds, stream_seconds
 from planner import evaluate, plan
 from planner.calibration.files import to_toml
-from planner.calibration.fitting import Calibration, calibrate
+from planner.calibration.fitting import Calibration, calibrate, misfits
 from planner.calibration.measurements import (
     AttentionMeasurement,
     CollectiveMeasurement,
@@ -132,6 +132,17 @@ def test_one_interrupted_sample_does_not_matter(found: Calibration) -> None:
     samples[10] = samples[10].model_copy(update={"seconds": samples[10].seconds * 30})
     assert isinstance(samples[10], MatmulMeasurement)
     assert calibrate("dgx-h100", samples).changes["device.efficiency.matmul"] == pytest.approx(0.66, rel=0.06)
+
+
+def test_constants_that_end_at_nothing_or_explain_little_are_told(found: Calibration) -> None:
+    assert misfits(found) == ()
+    sizes = (1e3, 1e4, 1e5, 1e6, 1e9)
+    flat = calibrate("dgx-h100", [one_collective(bytes=size, seconds=size / 1e10) for size in sizes])
+    assert flat.fitted["links.nvlink.latency"].at_limit
+    assert any(said.startswith("links.nvlink.latency ended at its limit, ") for said in misfits(flat))
+    spread = [LaunchMeasurement(seconds=seconds) for seconds in (1e-6, 4e-6, 16e-6)]
+    (badly,) = misfits(calibrate("dgx-h100", spread))
+    assert badly.startswith("device.kernel_launch explains its 3 samples badly: they are off by 75%")
 
 
 def one_collective(**changes: object) -> CollectiveMeasurement:

@@ -106,6 +106,14 @@ def test_a_log_without_rows() -> None:
         parse_nccl_log(LOG[: LOG.index("           0 ")], "run.log")
 
 
+def test_a_collective_that_contradicts_the_log_is_refused() -> None:
+    assert parse_nccl_log(LOG, "run.log", "all_reduce")[0].op == "all_reduce"
+    with pytest.raises(
+        InputError, match="run.log is of all_reduce_perf, which contradicts --collective all_gather"
+    ):
+        parse_nccl_log(LOG, "run.log", "all_gather")
+
+
 def test_unknown_collective() -> None:
     with pytest.raises(InputError, match="unknown collective 'all_shuffle'"):
         parse_nccl_log(LOG, "run.log", "all_shuffle")
