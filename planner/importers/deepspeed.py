@@ -7,6 +7,7 @@ are recomputed is said by the model's own code; a section ``activation_checkpoin
 from dataclasses import replace
 from typing import Any
 
+from planner.errors import InputError
 from planner.importers.keys import Keys
 from planner.importers.settings import Settings, Surroundings, states_on_host
 
@@ -45,6 +46,11 @@ def read_deepspeed(keys: Keys, around: Surroundings) -> Settings:
     if batch is not None and micro is not None and count is None:
         count = 1 if batch == micro else None
     data = batch // (micro * count) if batch and micro and count else None
+    if batch and micro and count and batch % (micro * count):
+        raise InputError(
+            f"{keys.source}: train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} x "
+            f"gradient_accumulation_steps {count} x a number of devices"
+        )
     stage = keys.integer("zero_optimization.stage", least=0) or 0
     offload, assumed = _offload(keys, stage)
     recomputes = keys.has("activation_checkpointing")

@@ -185,6 +185,12 @@ REFUSALS: dict[str, tuple[str, str, str]] = {
         '{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 3}',
         "contradicts the given 1",
     ),
+    "parts of a batch": (
+        "a.json",
+        '{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}',
+        "a.json: train_batch_size 256 is not train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 3 x a "
+        "number of devices",
+    ),
     "stages": (
         "a.sh",
         "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*16|t*15L'",
