@@ -63,7 +63,8 @@ def read_condition(text: str) -> Condition:
         raise InputError(f"--fail-if {text!r}: {error}") from error
     if name.endswith(_SHARES) and isinstance(wanted, float) and wanted > 1:
         raise InputError(
-            f"--fail-if {text!r}: {name} is a share, at most 1: write {value}%, or {wanted / 100:g}"
+            f"--fail-if {text!r}: {name} is a share, at most 100%"
+            + ("" if value.endswith("%") else f": write {value}%, or {wanted / 100:g}")
         )
     return Condition(text, name, comparison, wanted)
 

@@ -127,7 +127,11 @@ def test_names_that_no_answer_has_are_refused_before_the_search(
 
 @pytest.mark.parametrize(
     ("condition", "share"),
-    [("mfu < 40", "write 40%, or 0.4"), ("estimate.bubble_fraction > 3", "write 3%, or 0.03")],
+    [
+        ("mfu < 40", "write 40%, or 0.4"),
+        ("mfu < 140%", "--fail-if 'mfu < 140%': mfu is a share, at most 100%\n"),
+        ("estimate.bubble_fraction > 3", "write 3%, or 0.03"),
+    ],
 )
 def test_a_share_above_one_is_refused_as_its_percent_sign_is_missing(
     cli: Cli, condition: str, share: str
