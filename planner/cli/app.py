@@ -19,7 +19,7 @@ from planner.cli import (
     timeline,
     verification,
 )
-from planner.cli.options import flatten
+from planner.cli.flattening import flatten
 from planner.cli.outcome import guarded
 
 app = typer.Typer(

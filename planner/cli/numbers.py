@@ -36,6 +36,15 @@ def number_option(value: float | str) -> float:
         raise typer.BadParameter(f"{str(value)!r} is no number; write 15 or 15e12") from None
 
 
+def share_option(value: float | str) -> float:
+    """A share of a whole, ``0.05`` or ``5%``, as typer's ``parser``."""
+    text = str(value)
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no share; write 0.05 or 5%") from None
+
+
 def whole_option(value: int | str) -> int:
     """`whole_number` as typer's ``parser``: its refusal names the option."""
     try:

@@ -1,20 +1,17 @@
 """Options that several commands share, as dataclasses.
 
-`flatten` turns such a dataclass into the options of a command and hands it over filled, so that every command
-is a function of a few things and an option is defined once.
+`planner.cli.flattening` turns such a dataclass into the options of a command and hands it over filled, so that every
+command is a function of a few things and an option is defined once.
 """
 
-import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from planner.cli.numbers import whole_number, whole_option
+from planner.cli.numbers import share_option, whole_number, whole_option
 from planner.cli.thresholds import check_names, read_condition
 from planner.errors import InputError
 
@@ -159,7 +156,15 @@ class JobOptions:
             "names that of exported files.",
         ),
     ] = None
-    headroom: Annotated[float, _job("--headroom", help="Share of device memory to leave free.")] = 0.05
+    headroom: Annotated[
+        float,
+        _job(
+            "--headroom",
+            help="Share of device memory to leave free: 0.05 or 5%.",
+            parser=share_option,
+            metavar="SHARE",
+        ),
+    ] = 0.05
 
     def to_job(self, model: "Model", cluster: str, adapter: "Adapter | None" = None) -> "Job":
         """The `Job` that trains ``model``, or an ``adapter``; what else it says is usual on the devices of ``cluster``.
@@ -309,7 +314,11 @@ class PinOptions:
     def _offload(self) -> tuple[str, ...] | None:
         if self.offload is None:
             return None
+        from planner.search.pins import OFFLOADED
+
         named = tuple(name for name in self.offload if name != "none")
+        if unknown := [name for name in named if name not in OFFLOADED]:
+            raise InputError(f"--offload {unknown[0]!r}: use {', '.join(OFFLOADED)} or none")
         if named and len(named) < len(self.offload):
             raise InputError(f"--offload none contradicts --offload {named[0]}: leave out one of them")
         return named
@@ -355,45 +364,3 @@ ScheduleOption = Annotated[
         "--schedule", help="Another pipeline schedule: a name, FILE.csv, FILE.py:FUNCTION, or automatic."
     ),
 ]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def flatten(function: F) -> F:
-    """``function`` with every dataclass parameter replaced by one parameter per field."""
-    hints = get_type_hints(function, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(function).parameters.values():
-        group = groups.get(parameter.name)
-        if group is None:
-            parameters.append(
-                parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY)
-            )
-        else:
-            parameters += _fields_as_parameters(group)
-
-    @functools.wraps(function)
-    def flat(**values: Any) -> Any:
-        kwargs = dict(values)
-        for name, group in groups.items():
-            kwargs[name] = group(**{f.name: kwargs.pop(f.name) for f in dataclasses.fields(group)})
-        return function(**kwargs)
-
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {p.name: p.annotation for p in parameters}
-    del flat.__wrapped__
-    return flat  # type: ignore[return-value]
-
-
-def _fields_as_parameters(group: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=hints[field.name],
-            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
-        )
-        for field in dataclasses.fields(group)
-    ]

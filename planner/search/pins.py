@@ -110,7 +110,11 @@ def _check_pipeline(pins: Pins) -> None:
         raise InputError(
             f"--virtual-stages {stages} contradicts a pipeline of 1: stages need devices to alternate on"
         )
-    if not pins.schedule or pins.schedule == AUTOMATIC or pins.virtual_stages is None or pins.pipeline == 1:
+    if pins.pipeline == 1 and pins.schedule:
+        raise InputError(
+            f"--schedule {schedule_label(pins.schedule)} contradicts a pipeline of 1, which has nothing to schedule"
+        )
+    if not pins.schedule or pins.schedule == AUTOMATIC or pins.virtual_stages is None:
         return
     least, most = schedule_entry(pins.schedule).stages_per_rank
     if stages < least or (most is not None and stages > most):

@@ -126,9 +126,11 @@ def test_garbage_is_no_plan(cli: Cli, tmp_path: Path, command: str) -> None:
         ("--micro-batch 3", "does not divide the global batch of 8"),
         ("--schedule 1f2b", "use one of gpipe, 1f1b"),
         ("--recompute some", "use one of none"),
-        ("--offload disk", "'disk'"),
+        ("--offload disk", "--offload 'disk': use optimizer, weights, activations or none"),
+        ("--schedule interleaved --no-pipeline", "--schedule interleaved contradicts a pipeline of 1"),
         ("--offload weights", "add --offload optimizer"),
         ("--headroom 2", "--headroom: must be less than 1, found 2.0"),
+        ("--headroom 105%", "--headroom: must be less than 1, found 1.05"),
         ("--headroom nan", "--headroom: must be a finite number"),
         ("--expert-imbalance inf", "--expert-imbalance: must be a finite number"),
         (

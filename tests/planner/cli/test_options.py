@@ -6,7 +6,7 @@ import pytest
 from typer.testing import Result
 
 from planner.cli.app import COMMANDS
-from planner.cli.numbers import whole_number
+from planner.cli.numbers import share_option, whole_number
 from planner.cli.options import JobOptions, PinOptions
 from planner.errors import InputError
 from planner.models.catalog import load_model
@@ -30,6 +30,17 @@ def test_token_batches_become_sequences() -> None:
 )
 def test_whole_numbers_are_read_as_they_are_written(text: str, number: int) -> None:
     assert whole_number("--global-batch", text) == number
+
+
+@pytest.mark.parametrize(("text", "share"), [("0.05", 0.05), ("5%", 0.05), (0.05, 0.05)])
+def test_shares_are_read_with_a_percent_sign_and_without(text: str | float, share: float) -> None:
+    assert share_option(text) == pytest.approx(share)
+
+
+def test_what_is_no_share_is_refused_in_our_words(cli: Cli) -> None:
+    result = cli("plan", "gpt2", "dgx-h100:1", "--global-batch", "8", "--headroom", "some")
+    assert result.exit_code == 2
+    assert "'some' is no share; write 0.05 or 5%" in " ".join(result.stderr.split())
 
 
 def test_a_batch_without_end_is_refused(cli: Cli) -> None:
