@@ -18,7 +18,7 @@ from planner.exporters.header import comments
 from planner.exporters.limits import Limits, check_limits, refuse
 from planner.exporters.megatron_model import layer_letters, model_arguments, prediction_modules
 from planner.exporters.script import notes_file, policy_of
-from planner.exporters.stages import cuts_of, num_layers
+from planner.exporters.stages import cuts_of, has_experts, num_layers
 from planner.models.catalog import build_graph
 from planner.plans import Plan
 
@@ -47,6 +47,9 @@ DISPATCHERS: Mapping[str, Settings] = MappingProxyType(
     }
 )
 """How tokens reach their experts -> settings; Megatron would gather all tokens unasked."""
+
+GROUPED: Settings = {"moe_grouped_gemm": True}
+"""Experts in one product, as they are priced; Megatron would compute one after the other unasked."""
 
 FUSED_LOSS: Settings = {"cross_entropy_loss_fusion": True}
 """Off by default; whose gradients are in bf16 whatever the logits are (core/fusions/fused_cross_entropy.py@d98e8a6)."""
@@ -139,6 +142,7 @@ def settings(plan: Plan) -> dict[str, Settings]:
         "expert_model_parallel_size": p.expert * (p.tensor if p.experts_over_tensor else 1),
         **_pipeline(plan),
         **RECOMPUTE[policy_of(p)],
+        **(GROUPED if has_experts(plan) else {}),
         **(FUSED_LOSS if job.precision in BY_BF16 else {}),
     }
     if p.context > 1 and job.context_exchange is not None:

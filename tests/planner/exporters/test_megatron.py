@@ -100,6 +100,17 @@ def test_arguments_and_overrides_say_the_same() -> None:
                 assert words[words.index(flag) + 1] == str(value)
 
 
+@pytest.mark.parametrize(("model", "grouped"), [("mixtral-8x7b", True), ("llama-3.1-8b", False)])
+def test_experts_are_one_product_as_they_are_priced(model: str, grouped: bool) -> None:
+    plan = tiny_plan(load_model(model), {"seq_len": 4096}, data=2)
+    text = export(plan, "megatron-lm")["megatron_args.sh"]
+    assert ("--moe-grouped-gemm" in flags(text)) is grouped
+    overrides = json.loads(export(plan, "megatron-bridge")["megatron_bridge.json"])["model"]
+    assert overrides.get("moe_grouped_gemm", False) is grouped
+    asked = Given(global_batch=plan.job.global_batch, seq_len=plan.job.seq_len)
+    assert import_text(text, "args.sh", plan.model, plan.cluster, asked).unknown == ()
+
+
 @pytest.mark.parametrize(
     ("precision", "fused"), [("bf16", True), ("fp8", True), ("fp16", False), ("fp32", False)]
 )
