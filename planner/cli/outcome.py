@@ -2,8 +2,8 @@
 
 ====  ==========================================================
 0     done
-1     internal error, or a file could not be read or written
-2     bad input
+1     internal error, or the system did not let a file be read or written
+2     bad input, a file that is not there too
 3     no plan satisfies the constraints
 4     a threshold given with ``--fail-if`` was missed
 130   interrupted
