@@ -53,8 +53,11 @@ CREATED = """
 """
 """Made of a seed or of nothing."""
 
-MATRICES = "cholesky eig eigh householder_product lu qr schur svd triangular_solve tridiagonal"
-"""One matrix, or pair, after another: the last two dims."""
+MATRICES = """
+    cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur svd symmetric_product
+    triangular_solve tridiagonal tridiagonal_solve
+"""
+"""One matrix, or pair, after another: the last two dims; vectors beside them have one less."""
 
 ALONG = "cumlogsumexp cummax cummin cumprod cumsum"
 """One element after another along an axis."""
@@ -214,7 +217,7 @@ def _last(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dty
 def _matrices(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
     """Dims before the matrices side by side; what is in a matrix stays whole."""
     loops = Loops()
-    batch = tuple(loops.new(n) for n in inputs[0][:-2])
+    batch = tuple(loops.new(n) for n in max(inputs, key=len)[:-2])
 
     def dims(shape: Shape) -> Dims:
         return (*batch, *(loops.new(n, False) for n in shape[len(batch) :]))

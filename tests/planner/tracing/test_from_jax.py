@@ -6,6 +6,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
+from jax.extend.core import Primitive  # noqa: E402
 from jax_layers import SMALL  # noqa: E402
 from jax_models import MODELS, gpt  # noqa: E402
 
@@ -108,12 +109,11 @@ def test_paths_are_those_of_the_arguments() -> None:
 
 
 def test_an_unknown_operator_is_named() -> None:
-    def reduced(w):
-        return jax.lax.linalg.hessenberg(w)[0]
-
-    with pytest.raises(Unsupported, match=r"hessenberg.* has no rule .* replicate_unknown=True"):
-        from_jax(reduced, W)
-    program = from_jax(reduced, W, replicate_unknown=True)
+    unknown = Primitive("unheard_of")
+    unknown.def_abstract_eval(lambda w: w)
+    with pytest.raises(Unsupported, match=r"unheard_of.* has no rule .* replicate_unknown=True"):
+        from_jax(unknown.bind, W)
+    program = from_jax(unknown.bind, W, replicate_unknown=True)
     (name,) = program.replicated
     (op,) = (o for o in program.operations if o.name == name)
     assert set(op.whole) == set(range(len(op.sizes)))

@@ -70,6 +70,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True),
         ((4, 3, 3), (4, 3, 2)),
     ),
+    "solved along a band": (jax.lax.linalg.tridiagonal_solve, ((4, 3), (4, 3), (4, 3), (4, 3, 2))),
+    "in Hessenberg form": (lambda a: jax.lax.linalg.hessenberg(a)[0], ((4, 3, 3),)),
+    "product with itself": (jax.lax.linalg.symmetric_product, ((4, 3, 2), (4, 3, 3))),
+    "turned by reflections": (jax.lax.linalg.ormqr, ((4, 3, 3), (4, 3), (4, 3, 2))),
     "spectrum": (lambda x: jax.lax.fft(x, "RFFT", (6, 8)), ((4, 6, 8),)),
     "broadcast": (lambda x, g: x * g, ((4, 6), (6,))),
 }
