@@ -45,6 +45,7 @@ def ties_of(arguments: Sequence[Any], result: Any) -> Iterator[tuple[int, int]]:
     import jax
 
     tree = jax.tree_util
+    arguments = jax.eval_shape(lambda *given: given, *arguments)  # numbers have shapes and types then
 
     def described(part: Any) -> tuple[Any, ...]:
         leaves, structure = tree.tree_flatten(part)

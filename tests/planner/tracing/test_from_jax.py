@@ -103,6 +103,21 @@ def test_a_training_step_hands_on_weights_and_states() -> None:
     assert {v.name for v in program.values if v.role == "parameter"} == {"weights.a"}
 
 
+def test_a_number_is_an_array_without_dims() -> None:
+    def step(weights, x, how):
+        return [w - how["rate"] * (x.T @ x @ w) for w in weights], how
+
+    program = from_jax(step, [W], X, {"rate": 0.1, "count": 3})
+    count, rate = (program.value[name] for name in program.inputs[2:])
+    assert [(v.path, v.shape, v.dtype) for v in (count, rate)] == [
+        ("how.count", (), str(jnp.asarray(3).dtype)),
+        ("how.rate", (), str(jnp.asarray(0.1).dtype)),
+    ]
+    assert [t.target for t in program.ties] == ["weights.0", "how.count", "how.rate"]
+    alone = from_jax(lambda w, x, rate: w - rate * x.sum(), W, X, 0.1)
+    assert alone.value["rate"].shape == ()
+
+
 def test_paths_are_those_of_the_arguments() -> None:
     program = from_jax(lambda params, x: x @ params["layers"][0]["kernel"], {"layers": [{"kernel": W}]}, X)
     assert program.inputs == ("params.layers.0.kernel", "x")
