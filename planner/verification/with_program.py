@@ -131,11 +131,11 @@ def runs_as_planned(operator: str, program: Program) -> bool:
 
 
 def narrow_operators(program: Program) -> frozenset[str]:
-    """Operators that read and make bf16 alone: no collective of theirs has another type."""
+    """Operators whose numbers are bf16 alone, beside indices and masks: no sum of theirs has another type."""
     found = set()
     for op in program.operations:
         types = {program.value[name].dtype for name in (*op.inputs, *op.outputs)}
-        if types == {NARROW}:
+        if {t for t in types if t.startswith(("bfloat", "float", "complex"))} == {NARROW}:
             found |= {op.name, *(m.name for m in op.members)}
     return frozenset(found)
 

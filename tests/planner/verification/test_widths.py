@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.tracing.sharded import CollectiveUse
-from planner.verification.with_program import CompiledUse, differences, verify_program
+from planner.verification.with_program import CompiledUse, differences, narrow_operators, verify_program
 
 OPERATOR = "dot_general.1"
 PRICED = (
@@ -48,6 +48,20 @@ def test_width_alone_is_the_same_numbers_in_32_bits(
 
 def test_what_agrees_is_no_difference() -> None:
     assert not list(differences(PRICED, compiled("all_reduce", 8, "bf16"), {OPERATOR}))
+
+
+@pytest.mark.jax
+def test_indices_make_no_operator_wide() -> None:
+    jax = pytest.importorskip("jax")
+    from planner.tracing.reading.from_jax import from_jax
+
+    table, updates = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((8, 4), (6, 4)))
+    rows, wide = jax.ShapeDtypeStruct((6,), "int32"), jax.ShapeDtypeStruct((8, 4), "float32")
+    program = from_jax(lambda t, i, u, w: t.at[i].add(u) + w, table, rows, updates, wide)
+    narrow = narrow_operators(program)
+    by_primitive = {op.primitive: op.name for op in program.operations}
+    assert by_primitive["scatter-add"] in narrow
+    assert not {by_primitive["add"], by_primitive["lt"]} & narrow  # one adds fp32, one has indices alone
 
 
 PROGRAM = """
