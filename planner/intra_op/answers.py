@@ -18,7 +18,7 @@ class NetworkAnswer:
     @property
     def proven(self) -> bool:
         """Nothing is better: costs are whole numbers."""
-        return self.lower_bound > self.cost - 1
+        return bool(self.lower_bound > self.cost - 1)
 
 
 NOTHING = NetworkAnswer({}, np.inf, -np.inf)

@@ -1,5 +1,6 @@
 """Ever larger parts of a network's strategies lead to the optimum of the whole."""
 
+import json
 import time
 
 import numpy as np
@@ -162,3 +163,8 @@ def test_of_two_answers_the_cheaper_counts_under_the_higher_bound(cost, bound, p
     found = combined(NetworkAnswer({0: 1}, cost, 5.0), NetworkAnswer({0: 2}, 12.0, bound))
     assert found == NetworkAnswer({0: 1}, cost, cost if proven else bound)
     assert found.proven == proven
+
+
+def test_what_is_proven_can_be_written_as_json():
+    answer = NetworkAnswer({0: 1}, np.float64(10), np.float64(9.5))
+    assert json.dumps(answer.proven) == "true"
