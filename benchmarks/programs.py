@@ -23,7 +23,7 @@ from rich.table import Table
 from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.cleaning.passes import clean
 from planner.tracing.reading.from_jax import from_jax
-from planner.tracing.solving.shard import set_up
+from planner.tracing.solving.setting import set_up
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "planner" / "tracing"))
 

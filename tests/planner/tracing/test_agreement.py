@@ -16,7 +16,7 @@ from planner.evaluation.operators import operator_costs
 from planner.sharding.mesh import Mesh
 from planner.tracing.layouts import NamedMesh
 from planner.tracing.solving.options import options
-from planner.tracing.solving.shard import Setting, set_up
+from planner.tracing.solving.setting import Setting, set_up
 
 LLAMA = Path(__file__).parents[2] / "data" / "program_llama.json"
 CLUSTER = "dgx-h100:2"

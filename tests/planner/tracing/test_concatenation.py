@@ -14,7 +14,8 @@ from planner.tracing.program import Operation, Program, Value
 from planner.tracing.solving.concatenation import OWN
 from planner.tracing.solving.nodes import JointOption
 from planner.tracing.solving.options import Option
-from planner.tracing.solving.shard import Setting, price_layouts, set_up, shard
+from planner.tracing.solving.setting import Setting, set_up
+from planner.tracing.solving.shard import price_layouts, shard
 
 CLUSTER = "dgx-h100:1"
 DEVICE = in_training(load_cluster(CLUSTER).device)

@@ -7,7 +7,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from planner.tracing.reading.from_jax import from_jax  # noqa: E402
-from planner.tracing.solving.shard import set_up  # noqa: E402
+from planner.tracing.solving.setting import set_up  # noqa: E402
 
 pytestmark = pytest.mark.jax
 BATCH, ROWS, COLUMNS, CHANNELS, OUT, DEVICES = 2, 32, 16, 4, 8, 4

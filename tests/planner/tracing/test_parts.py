@@ -8,7 +8,8 @@ from planner.tracing.applying.parts import sums_in_turn
 from planner.tracing.cleaning.fusion import fuse
 from planner.tracing.layouts import PARTS, NamedMesh, Partition, share
 from planner.tracing.program import Member, Operation, Program, Value
-from planner.tracing.solving.shard import set_up, shard
+from planner.tracing.solving.setting import set_up
+from planner.tracing.solving.shard import shard
 
 ROWS, DEPTH, WIDE = 4096, 16384, 4096
 CLUSTER, MESH = "dgx-h100:1", {"model": 8}

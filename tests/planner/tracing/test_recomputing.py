@@ -14,7 +14,8 @@ from planner.tracing.solving.nodes import AgainOption, left_layout
 from planner.tracing.solving.options import options
 from planner.tracing.solving.recomputing import agains
 from planner.tracing.solving.rows import Seen, seen_as
-from planner.tracing.solving.shard import Setting, may_recompute, set_up, shard
+from planner.tracing.solving.setting import Setting, may_recompute, set_up
+from planner.tracing.solving.shard import shard
 
 CLUSTER, MESH = "dgx-h100:1", {"data": 2}
 SIZE = 1 << 22

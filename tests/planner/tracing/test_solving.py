@@ -25,14 +25,8 @@ from planner.tracing.reading.from_jax import from_jax  # noqa: E402
 from planner.tracing.sharded import ShardedProgram  # noqa: E402
 from planner.tracing.solving.baselines import Rules  # noqa: E402
 from planner.tracing.solving.problem import chosen_options  # noqa: E402
-from planner.tracing.solving.shard import (  # noqa: E402
-    Setting,
-    baseline_estimates,
-    may_recompute,
-    price_layouts,
-    set_up,
-    shard,
-)
+from planner.tracing.solving.setting import Setting, may_recompute, set_up  # noqa: E402
+from planner.tracing.solving.shard import baseline_estimates, price_layouts, shard  # noqa: E402
 
 pytestmark = pytest.mark.jax
 CLUSTER, MESH = "dgx-h100:2", {"data": 4, "model": 4}
