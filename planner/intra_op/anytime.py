@@ -109,8 +109,8 @@ def solve_network(
     answer = _answer(network, solver, first)
     if answer.cost == below == np.inf:
         if answer.lower_bound == np.inf:
-            raise Infeasible("no choice of strategies is allowed and fits in memory")
-        raise SolverStopped("no choice of strategies that fits was found in the time given; give it more")
+            raise Infeasible("no choice is allowed and fits in memory")
+        raise SolverStopped("nothing that fits was found in the time given; give it more")
     return answer
 
 

@@ -64,7 +64,7 @@ def _under_memory(network: Compact, deadline: float, most: float) -> NetworkAnsw
     best = ascend(network, relaxation, min(most, dearest), deadline)
     if best.lower_bound > dearest:
         shrink(network.written_out(), deadline)  # which can mostly say by how much memory is short
-        raise Infeasible("no choice of strategies fits in memory")
+        raise Infeasible("no choice fits in memory")
     bound, prices, slack = relaxation.bound(), relaxation.known_prices, FIRST_SLACK
     while not best.proven and best.lower_bound <= most and slack < LAST_SLACK and time.monotonic() < deadline:
         least, now = best.lower_bound, time.monotonic()

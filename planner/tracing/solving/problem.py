@@ -51,7 +51,7 @@ class LayoutProblem:
     links: tuple[tuple[int, int, Moves], ...]
     """Between nodes of the program."""
     memory: Callable[[], Memory]
-    """What options hold, which is tabulated where memory is limited only."""
+    """What options hold, tabulated when it is asked for."""
 
     @property
     def tick(self) -> float:
@@ -72,6 +72,19 @@ class LayoutProblem:
             if (kept := fastest[id(options[g])]) is not None:
                 network.keep(v, kept)
         return network
+
+    def peak(self, of_options: Callable[[Array], float]) -> float:
+        """Bytes at the moment when they are most, where every array takes so much of what its options do [B].
+
+        With ``np.min`` no choice takes less, with ``np.max`` none more, but for what operators move for themselves.
+        """
+        pieces, capacity = self._pieces(0.0)
+        change = np.zeros(capacity.size + 1)
+        for own in pieces.values():
+            for (first, last), bytes_ in own.items():
+                change[first] += of_options(bytes_)
+                change[last] -= of_options(bytes_)
+        return float(np.cumsum(change).max())
 
     def _pieces(self, memory_limit: float) -> tuple[dict[int, dict[Rows, Array]], Array]:
         """Memory of each node of the network, and the capacity of each row."""

@@ -9,9 +9,10 @@ from typing import Literal, NamedTuple, Unpack
 import numpy as np
 
 from cluster_specs.cluster import ClusterSpec
+from cluster_specs.units import format_bytes
 from planner.errors import Infeasible, SolverStopped
 from planner.garbage import uncollected
-from planner.intra_op.answers import NetworkAnswer
+from planner.intra_op.answers import NetworkAnswer, combined
 from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.layouts import Layout, NamedMesh, Partition
 from planner.tracing.program import Operation, Program, elements
@@ -56,12 +57,9 @@ def shard(
     """
     deadline = time.monotonic() + seconds
     setting = set_up(program, cluster, mesh, **conditions)
-    best = _solved(setting, math.inf, time.monotonic() + seconds / 2)
+    best = _unlimited(setting, deadline)
     if best.estimate.memory_bytes > setting.memory_limit:
-        if conditions.get("recompute", True):
-            best = _in_little_memory(best, conditions.get("fold"), deadline)
-        else:
-            best = _fitting(setting, conditions.get("fold"), deadline)
+        best = _within_limit(best, conditions, deadline)
     baselines = baseline_estimates(setting).items()
     return _result(best.setting, best.chosen, best.estimate).model_copy(
         update={
@@ -87,6 +85,23 @@ class _Solved(NamedTuple):
 
 def _solved(setting: Setting, limit: float, deadline: float) -> _Solved:
     return _read_back(setting, solve_narrowed(setting.problem.network(limit), deadline))
+
+
+def _unlimited(setting: Setting, deadline: float) -> _Solved:
+    """Without a limit: where memory may be short in half of the time, and on if it is not.
+
+    To go on is to begin anew below the best choice known, which proves less than the whole time at once.
+    """
+    now = time.monotonic()
+    roomy = setting.problem.peak(np.max) <= setting.memory_limit
+    first = solve_narrowed(setting.problem.network(math.inf), deadline if roomy else (now + deadline) / 2)
+    best = _read_back(setting, first)
+    if best.proven or best.estimate.memory_bytes > setting.memory_limit or time.monotonic() >= deadline:
+        return best
+    more = solve_narrowed(setting.problem.network(math.inf), deadline, first.cost - 1)
+    better = _read_back(setting, combined(more, first))
+    fits = better.estimate.memory_bytes <= setting.memory_limit
+    return better if fits else best._replace(bound=better.bound)
 
 
 def _read_back(setting: Setting, answer: NetworkAnswer) -> _Solved:
@@ -124,6 +139,28 @@ def _moved_too_much(best: _Solved) -> set[str]:
     too_much = {m.value for m in moved(pricer, best.setting.nodes, best.chosen) if held[m.position] > limit}
     large = max(map(pricer.full_bytes, too_much), default=math.inf)
     return too_much | {v.name for v in pricer.program.values if pricer.full_bytes(v.name) >= large}
+
+
+def _within_limit(free: _Solved, conditions: Conditions, deadline: float) -> _Solved:
+    """The best choice within the limit that ``free``, which is without one, exceeds."""
+    fold, recompute = conditions.get("fold"), conditions.get("recompute", True)
+    try:
+        if recompute:
+            return _in_little_memory(free, fold, deadline)
+        return _fitting(free.setting, fold, deadline)
+    except Infeasible:
+        raise _too_little(free, may_recompute(free.setting, fold) if recompute else free.setting) from None
+
+
+def _too_little(free: _Solved, setting: Setting) -> Infeasible:
+    """What is said where nothing in ``setting`` fits."""
+    limit, least = setting.memory_limit, setting.problem.peak(np.min)
+    needed = f"at least {format_bytes(least, 4)}" if least > limit else "more"
+    return Infeasible(
+        f"the arrays of {setting.program.name} do not fit in memory: they may take {format_bytes(limit, 4)} on each "
+        f"device and need {needed}, however they lie",
+        f"without a limit the fastest layouts take {format_bytes(free.estimate.memory_bytes, 4)}",
+    )
 
 
 def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Solved:

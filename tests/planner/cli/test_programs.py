@@ -38,7 +38,7 @@ def test_the_file_holds_what_json_prints(cli: Cli, tmp_path: Path) -> None:
     [
         ((PROGRAM, "dgx-h100:2", "--mesh", "data4"), 2, "'data4' is no axis"),
         ((PROGRAM, "dgx-h100:1", "--mesh", "data=64"), 2, "needs 64 devices"),
-        ((PROGRAM, "dgx-h100:2", "--memory-limit", "1 MiB"), 3, "do not fit in memory"),
+        ((PROGRAM, "dgx-h100:2", "--memory-limit", "1 MiB"), 3, "1 MiB on each device and need at least"),
         ((PROGRAM, "dgx-h100:2", "--memory-limit", "3"), 2, "has no unit"),
         (("missing.json", "dgx-h100:2"), 2, "no such file"),
         ((*ON_TWO_NODES, "--fail-if", "seconds > 0"), 4, "seconds"),

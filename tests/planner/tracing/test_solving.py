@@ -4,6 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ jax = pytest.importorskip("jax")
 from jax_layers import Sizes  # noqa: E402
 from jax_models import MODELS  # noqa: E402
 
+from cluster_specs.units import format_bytes  # noqa: E402
 from planner.errors import Infeasible, InputError  # noqa: E402
 from planner.intra_op import unlimited  # noqa: E402
+from planner.intra_op.answers import NetworkAnswer  # noqa: E402
+from planner.intra_op.compact import Compact  # noqa: E402
 from planner.intra_op.ilp import solve  # noqa: E402
 from planner.intra_op.narrowing import solve_narrowed  # noqa: E402
 from planner.intra_op.problem import StrategyProblem  # noqa: E402
@@ -24,7 +28,7 @@ from planner.tracing.program import Operation, Program, Tie, Value  # noqa: E402
 from planner.tracing.reading.from_jax import from_jax  # noqa: E402
 from planner.tracing.sharded import ShardedProgram  # noqa: E402
 from planner.tracing.solving.baselines import Rules  # noqa: E402
-from planner.tracing.solving.problem import chosen_options  # noqa: E402
+from planner.tracing.solving.problem import LayoutProblem, chosen_options  # noqa: E402
 from planner.tracing.solving.setting import Setting, may_recompute, set_up  # noqa: E402
 from planner.tracing.solving.shard import baseline_estimates, price_layouts, shard  # noqa: E402
 
@@ -138,8 +142,45 @@ def test_memory_makes_weights_lie_in_shards() -> None:
     tight = shard(program, CLUSTER, MESH, optimizer_share=6, memory_limit=limit)
     assert tight.memory_bytes <= limit < 0.75 * roomy.memory_bytes
     assert tight.seconds > roomy.seconds
-    with pytest.raises(Infeasible, match="do not fit in memory"):
-        shard(program, CLUSTER, MESH, memory_limit=1e6)
+
+
+def test_what_does_not_fit_says_what_it_may_take_and_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, program = program_of("mlp", Sizes(2, 64, ffn=256, vocab=64, batch=16, length=16))
+    setting = may_recompute(set_up(program, "dgx-h100:1", {"model": 8}))
+    least = setting.problem.peak(np.min)
+    assert setting.estimate(best_of(setting, 2 * least)).memory_bytes >= least
+    said = f"may take {format_bytes(least - 1, 4)} on each device and need at least {format_bytes(least, 4)}"
+    with pytest.raises(Infeasible, match=said) as found:
+        shard(program, "dgx-h100:1", {"model": 8}, memory_limit=least - 1)
+    free = shard(program, "dgx-h100:1", {"model": 8})
+    assert format_bytes(free.memory_bytes, 4) in found.value.least_change
+    monkeypatch.setattr(LayoutProblem, "peak", lambda *_: 0.0)  # where combinations alone prove it
+    with pytest.raises(Infeasible, match="and need more, however they lie"):
+        shard(program, "dgx-h100:1", {"model": 8}, memory_limit=least - 1)
+
+
+@pytest.mark.parametrize(("spare", "first"), [(0.0, 100), (-1.0, 50)])
+def test_all_of_the_time_is_used_where_memory_is_not_short(
+    spare: float, first: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once where no layouts exceed it; else half is kept back until a choice is known to fit."""
+    _, program = program_of("mlp", Sizes(2, 64, ffn=256, vocab=64, batch=16, length=16))
+    limit = set_up(program, "dgx-h100:1", {"model": 8}).problem.peak(np.max) + spare
+    asked: list[tuple[float, float]] = []
+    costs: list[float] = []
+
+    def unproven(network: Compact, deadline: float, most: float = np.inf) -> NetworkAnswer:
+        asked.append((round(deadline - time.monotonic(), -1), most))
+        answer = solve_narrowed(network, deadline)
+        costs.append(answer.cost)
+        return replace(answer, lower_bound=answer.cost / (4 - len(costs)))
+
+    monkeypatch.setattr("planner.tracing.solving.shard.solve_narrowed", unproven)
+    found = shard(program, "dgx-h100:1", {"model": 8}, seconds=100, memory_limit=limit)
+    assert asked == [(first, np.inf), (100, costs[0] - 1)]
+    assert found.memory_bytes <= limit
+    assert not found.proven
+    assert found.gap == pytest.approx(0.5, rel=1e-3)
 
 
 def test_optimizer_states_may_lie_otherwise_than_weights() -> None:
