@@ -69,11 +69,14 @@ def _under_memory(network: Compact, deadline: float, most: float) -> NetworkAnsw
     while not best.proven and best.lower_bound <= most and slack < LAST_SLACK and time.monotonic() < deadline:
         least, now = best.lower_bound, time.monotonic()
         near = best.cost <= least + NEAR * slack * abs(least)
-        target = min(most, best.cost - 1 if near else np.floor(least + slack * abs(least)))
-        part = cheapest_within(network, bound, least, target, prices, now + SHARE * (deadline - now))
-        best = combined(part, best)
-        if best.lower_bound <= target:
-            break  # its time was up, and what follows would be larger
+        useful = min(most, best.cost - 1)
+        target = useful if near else min(useful, np.floor(least + slack * abs(least)))
+        until = deadline if target == useful else now + SHARE * (deadline - now)
+        best = combined(cheapest_within(network, bound, least, target, prices, until), best)
+        if best.lower_bound <= target:  # its time was up, and what follows would be larger
+            if target == useful:
+                return best
+            break
         slack *= GROWTH
     if best.proven or best.lower_bound > most:
         return best

@@ -83,8 +83,13 @@ class _Solved(NamedTuple):
     proven: bool
 
 
-def _solved(setting: Setting, limit: float, deadline: float) -> _Solved:
-    return _read_back(setting, solve_narrowed(setting.problem.network(limit), deadline))
+def _solved(setting: Setting, deadline: float, below: float) -> _Solved:
+    """Within the limit; raises `Infeasible` where nothing was found that takes less than ``below`` [s]."""
+    most = np.ceil(below / setting.problem.tick)
+    answer = solve_narrowed(setting.problem.network(setting.memory_limit), deadline, most)
+    if not answer.choice:
+        raise Infeasible("no layouts are as fast")
+    return _read_back(setting, answer)
 
 
 def _unlimited(setting: Setting, deadline: float) -> _Solved:
@@ -113,19 +118,24 @@ def _read_back(setting: Setting, answer: NetworkAnswer) -> _Solved:
     return _Solved(setting, chosen, setting.estimate(chosen), answer.cost, bound, answer.proven)
 
 
-def _fitting(setting: Setting, fold: bool | None, deadline: float) -> _Solved:
+def _fitting(
+    setting: Setting, fold: bool | None, deadline: float, last: float, below: float = math.inf
+) -> _Solved:
     """Within the limit, which counts what operators move for themselves where a choice without that exceeds it.
 
-    That takes half as long again as has been spent, where the time is up.
+    That takes half as long again as has been spent, where the time is up, but not after ``last``, if that is to come.
+    Nothing that takes ``below`` [s] or more is of use.
     """
-    began = time.monotonic()
+    began, bound = time.monotonic(), 0.0
     while True:
-        best = _solved(setting, setting.memory_limit, deadline)
+        best = _solved(setting, deadline, below)
+        bound = max(bound, best.bound)  # what counts more memory is no faster
         values = _moved_too_much(best)
         if not values:
-            return best
+            return best._replace(bound=bound)
         now = time.monotonic()
-        deadline = max(deadline, now + (now - began) / 2)
+        again = now + (now - began) / 2
+        deadline = max(deadline, min(again, last) if now < last else again)
         nodes = with_own_copies(setting.nodes, values)
         setting = tabulated(setting.pricer, nodes, setting.memory_limit, setting.optimizer_share, fold)
 
@@ -147,7 +157,7 @@ def _within_limit(free: _Solved, conditions: Conditions, deadline: float) -> _So
     try:
         if recompute:
             return _in_little_memory(free, fold, deadline)
-        return _fitting(free.setting, fold, deadline)
+        return _fitting(free.setting, fold, deadline, deadline)
     except Infeasible:
         raise _too_little(free, may_recompute(free.setting, fold) if recompute else free.setting) from None
 
@@ -173,17 +183,18 @@ def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Sol
         return same
     now = time.monotonic()
     try:
-        best = _fitting(may_recompute(free.setting, fold), fold, now + SECOND_RUNS * (deadline - now))
+        until = now + SECOND_RUNS * (deadline - now)
+        best = _fitting(may_recompute(free.setting, fold), fold, until, deadline)
     except SolverStopped as stopped:
         try:
-            return _fitting(free.setting, fold, deadline)._replace(bound=free.bound, proven=False)
+            return _fitting(free.setting, fold, deadline, deadline)._replace(bound=free.bound, proven=False)
         except Infeasible:
             raise stopped from None
     best = best._replace(bound=max(free.bound, best.bound))
     if not best.proven:
         with suppress(Infeasible, SolverStopped):
-            first = _fitting(free.setting, fold, deadline)._replace(bound=best.bound, proven=False)
-            best = min(best, first, key=lambda s: s.estimate.seconds)
+            first = _fitting(free.setting, fold, deadline, deadline, best.estimate.seconds)
+            best = min(best, first._replace(bound=best.bound, proven=False), key=lambda s: s.estimate.seconds)
     return best
 
 
