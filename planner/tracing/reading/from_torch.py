@@ -1,11 +1,9 @@
 """A PyTorch module as a `Program`, by ``torch.export`` on tensors without storage."""
 
 import hashlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from planner.errors import InputError
 from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, reduction, retyped
 from planner.tracing.program import Operation, Program, Role, Tie, Value
 from planner.tracing.reading.kernels import NONE, rule_for
@@ -27,8 +25,8 @@ def from_torch(
     """``module`` on ``example_inputs`` as a `Program`; build both under ``torch.device("meta")`` to allocate nothing.
 
     With ``gradient`` the module must return one number, and the program is that of the gradients of its parameters
-    and of the number; they are to lie as the parameters do. Parameters that require no gradient are frozen, where
-    others do.
+    and of the number; they are to lie as the parameters do. Parameters that require no gradient, or that none reaches,
+    are frozen, where others have one.
 
     A way through the module that depends on values is the one that the inputs take, which need values then; of a
     ``torch.cond`` it is the branch with more operators; a ``while_loop`` runs ``trips`` times.
@@ -42,81 +40,14 @@ def from_torch(
     everywhere, and listed. ``InputError`` where ``gradient`` has nothing to differentiate, or PyTorch cannot export or
     differentiate the module.
     """
-    import torch
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from planner.tracing.reading.torch_export import core_program
+    from planner.tracing.reading.torch_lifted import traced
 
-    from planner.tracing.reading.torch_export import core_program, refused
-
-    exported, notes = core_program(module, example_inputs, trips, loops=not gradient)
-    lifted = _Lifted(exported, module)
-    leaves = [_without_storage(x) for x in torch.utils._pytree.tree_leaves(tuple(example_inputs))]
-    function = _differentiated(torch, lifted.loss) if gradient else lifted.outputs
-    table = _core(torch) if gradient else None
-    given = (lifted.parameters, lifted.states, *leaves)
-    try:
-        traced = make_fx(function, decomposition_table=table)(*given)
-        if any(map(_writes_in_place, traced.graph.nodes)):
-            traced = make_fx(torch.func.functionalize(traced), decomposition_table=table)(*given)
-    except InputError:
-        raise
-    except Exception as error:
-        raise refused("differentiated" if gradient else "traced", error) from error
-    parameters, buffers = lifted.parameters, lifted.states
-    roles: list[tuple[str, Role]] = [(n, "parameter") for n in parameters]
-    roles += [(n, "frozen" if n in lifted.frozen else "constant") for n in buffers]
-    count = sum(1 for node in traced.graph.nodes if node.op == "placeholder") - len(roles)
-    roles += [(n, "input") for n in _input_names(module, count)]
+    exported, notes = core_program(module, example_inputs, trips, gradient)
+    found = traced(exported, module, example_inputs, gradient)
     title = name or type(module).__name__
-    program = _Importer(title, replicate_unknown, rules).run(
-        traced.graph, roles, len(parameters) if gradient else 0
-    )
-    return program.model_copy(update={"applied": notes})
-
-
-def _without_storage(leaf: Any) -> Any:
-    return leaf.to("meta") if hasattr(leaf, "dtype") else leaf
-
-
-class _Lifted:
-    """An exported module as a function of its parameters, its other tensors, and its inputs; nothing in place."""
-
-    def __init__(self, exported: Any, module: Any) -> None:
-        self.module = exported.graph_module
-        first: dict[int, str] = {}
-        tied = {n: first.setdefault(id(p), n) for n, p in module.named_parameters(remove_duplicate=False)}
-        specs = exported.graph_signature.input_specs
-        self.specs = [(s.kind.name, tied.get(s.target, s.target)) for s in specs]
-        known = {**exported.constants, **exported.state_dict}
-        weights = {t: known[t].detach() for kind, t in self.specs if kind == "PARAMETER"}
-        trained = {n for n, p in module.named_parameters() if p.requires_grad} or weights.keys()
-        self.parameters = {t: w for t, w in weights.items() if t in trained}
-        self.frozen = weights.keys() - trained  # where others have gradients
-        self.states = {t: known[t] for _, t in self.specs if t is not None and t not in self.parameters}
-        self.written = sum(s.kind.name != "USER_OUTPUT" for s in exported.graph_signature.output_specs)
-
-    def outputs(self, weights: Any, states: Any, *inputs: Any) -> list[Any]:
-        """What the module returns; new values of its buffers, which come first, are left out."""
-        given = iter(inputs)
-        arguments = [
-            weights[t] if t in weights else next(given) if kind == "USER_INPUT" else states.get(t)
-            for kind, t in self.specs
-        ]
-        return list(self.module(*arguments)[self.written :])
-
-    def loss(self, weights: Any, states: Any, *inputs: Any) -> Any:
-        """The one number that the module returns; raises ``InputError`` where it returns something else."""
-        made = self.outputs(weights, states, *inputs)
-        if len(made) != 1 or tuple(made[0].shape) != ():
-            shapes = ", ".join(str(tuple(x.shape)) for x in made)
-            raise InputError(
-                f"gradient=True needs a module that returns one number, this one returns {shapes}"
-            )
-        return made[0]
-
-
-def _writes_in_place(node: Any) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
+    program = _Importer(title, replicate_unknown, rules).run(found.graph, found.roles, found.gradients)
+    return program.model_copy(update={"applied": (*notes, *found.notes)})
 
 
 def _kind(target: Any) -> str:
@@ -131,35 +62,6 @@ def _tagged(target: Any) -> TorchRule | None:
     from torch import Tag
 
     return pointwise if Tag.pointwise in getattr(target, "tags", ()) else None
-
-
-def _input_names(module: Any, count: int) -> list[str]:
-    """As the module calls them, if there is one for each tensor."""
-    names = [n for n in inspect.signature(module.forward).parameters if n != "self"][:count]
-    return names if len(names) == count else [f"input.{i}" for i in range(count)]
-
-
-def _core(torch: Any) -> Any:
-    from torch._decomp import core_aten_decompositions
-
-    return core_aten_decompositions()
-
-
-def _differentiated(torch: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    def run(weights: Any, states: Any, *inputs: Any) -> Any:
-        if not weights:
-            raise InputError("gradient=True needs a module with parameters")
-        try:
-            return torch.func.grad_and_value(call)(weights, states, *inputs)
-        except RuntimeError as error:
-            if "setup_context" not in str(error):
-                raise
-            raise InputError(
-                "gradient=True: an operator that a library defines (torch.library.define) has a derivative that "
-                "cannot be traced; defined by torch.library.custom_op it could be"
-            ) from None
-
-    return run
 
 
 class _Importer:
@@ -214,8 +116,7 @@ class _Importer:
 
     def _loop(self, node: Any) -> None:
         """A recurrent layer: one step, run as often as it has rows."""
-        import torch
-
+        from planner.tracing.reading.torch_lifted import core_operators
         from planner.tracing.reading.torch_loops import loop_of
 
         rows, states, weight, bias, kind = node.args
@@ -227,7 +128,7 @@ class _Importer:
             return inner.run(graph, [(n, "input") for n in names], 0)
 
         length = given["rows"].shape[0]
-        values, operations, ties = loop_of(node.name, given, length, kind, _core(torch), traced)
+        values, operations, ties = loop_of(node.name, given, length, kind, core_operators(), traced)
         self.values |= {v.name: v for v in values}
         self.operations += operations
         self.ties += ties

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from planner.tracing.reading.torch_steps import LAYERS, in_loops
+from planner.tracing.reading.torch_stops import DETACH
 
 torch.library.define(
     "meshwright::attention",
@@ -82,6 +83,7 @@ def with_attention(exported: Any, loops: bool) -> Any:
     table = torch.export.default_decompositions()
     fused = torch.ops.aten.scaled_dot_product_attention.default
     table.pop(fused, None)
+    table.pop(DETACH, None)  # it would be a view, which has a derivative
     layers = [n.target for n in exported.graph_module.graph.nodes if loops and in_loops(n)]
     for target in layers:
         table.pop(target, None)

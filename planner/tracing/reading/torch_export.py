@@ -3,7 +3,7 @@
 import logging
 import traceback
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from planner.errors import InputError
 from planner.tracing.reading.torch_attention import with_attention
 from planner.tracing.reading.torch_control import unfolded
+from planner.tracing.reading.torch_functions import kept_functions, with_functions
 from planner.tracing.reading.torch_libraries import with_derivatives
+from planner.tracing.reading.torch_stops import stopped
 
 CHECKS = """
     _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async sym_constrain_range
@@ -27,33 +29,45 @@ BY_EXAMPLE = "branches that depend on values: those that the example inputs take
 
 
 def core_program(
-    module: Any, inputs: Sequence[Any], trips: int | None, loops: bool
+    module: Any, inputs: Sequence[Any], trips: int | None, gradient: bool
 ) -> tuple[Any, tuple[str, ...]]:
     """The exported module on tensors without storage, and notes on it; ``InputError`` where PyTorch cannot export it.
 
-    Recurrent layers are ``loops`` over time, or else step after step.
+    With ``gradient`` it keeps what says how it is differentiated, and recurrent layers are step after step; else these
+    are loops over time.
 
     Which way a module takes where that depends on values is what its example inputs say, if they have values.
     """
-    notes: list[str] = []
+    keeping: AbstractContextManager[list[str]] = kept_functions() if gradient else nullcontext([])
+    with keeping as notes:
+        exported = _exported(module, inputs, notes)
+        _check_sizes(exported.graph_module)
+        _drop_checks(exported.graph_module)
+        if gradient:
+            stopped(exported.graph_module)
+        exported = with_attention(move_to_device_pass(exported, "meta"), loops=not gradient)
+        with_functions(exported.graph_module)
+    notes += unfolded(exported.graph_module, trips)
+    return with_derivatives(exported), tuple(notes)
+
+
+def _exported(module: Any, inputs: Sequence[Any], notes: list[str]) -> Any:
+    """As PyTorch exports it; what is taken for granted is added to ``notes``."""
     try:
         with redirect_stderr(StringIO()):  # it prints the whole graph before it raises
-            exported = torch.export.export(module, tuple(inputs))
+            return torch.export.export(module, tuple(inputs))
+    except InputError:
+        raise
     except GuardOnDataDependentSymNode as error:
-        if any(x.is_meta for x in _tensors(module, inputs)):
+        if any(x.is_meta for x in (*module.parameters(), *module.buffers(), *tensors_of(inputs))):
             raise InputError(
                 f"which way the module takes depends on values{_place(error)}; build it and its inputs on the CPU "
                 "instead of on meta, and the way that these take is followed"
             ) from error
-        exported = _followed(module, inputs)
         notes.append(BY_EXAMPLE)
+        return _followed(module, inputs)
     except Exception as error:
         raise refused("exported", error) from error
-    _check_sizes(exported.graph_module)
-    _drop_checks(exported.graph_module)
-    exported = with_attention(move_to_device_pass(exported, "meta"), loops)
-    notes += unfolded(exported.graph_module, trips)
-    return with_derivatives(exported), tuple(notes)
 
 
 def refused(what: str, error: Exception) -> InputError:
@@ -73,9 +87,9 @@ def _place(error: Exception) -> str:
     return ""
 
 
-def _tensors(module: Any, inputs: Sequence[Any]) -> list[Any]:
-    given = [x for x in torch.utils._pytree.tree_leaves(tuple(inputs)) if isinstance(x, torch.Tensor)]
-    return [*module.parameters(), *module.buffers(), *given]
+def tensors_of(given: Any) -> list[Any]:
+    """Of arguments, in order, however they are nested."""
+    return [x for x in torch.utils._pytree.tree_leaves(given) if isinstance(x, torch.Tensor)]
 
 
 def _followed(module: Any, inputs: Sequence[Any]) -> Any:
@@ -87,6 +101,8 @@ def _followed(module: Any, inputs: Sequence[Any]) -> Any:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
             return torch.export.draft_export(module, tuple(inputs))
+    except InputError:
+        raise
     except Exception as error:
         raise refused("exported", error) from error
     finally:

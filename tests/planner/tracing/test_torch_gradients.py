@@ -1,0 +1,191 @@
+"""What has a derivative in PyTorch and what has none: gradients of traced modules beside those of autograd."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from planner.errors import InputError  # noqa: E402
+from planner.tracing.reading.from_torch import from_torch  # noqa: E402
+from planner.tracing.reading.torch_export import core_program  # noqa: E402
+from planner.tracing.reading.torch_lifted import traced  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+Function = torch.autograd.Function
+
+
+class Module(torch.nn.Module):
+    """``function`` of two layers and the input; ``shift`` is no parameter."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False)
+        self.register_buffer("shift", torch.zeros(8))
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x).square().mean()
+
+
+class Rounded(Function):  # type: ignore[misc]
+    """Its gradient passes as if nothing had been rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient
+
+
+class Reversed(Function):  # type: ignore[misc]
+    """The input itself, whose gradient is turned round; with a context of its own."""
+
+    @staticmethod
+    def forward(x: Any, rate: float) -> Any:
+        return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.rate = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return -ctx.rate * gradient, None
+
+
+class Product(Function):  # type: ignore[misc]
+    """A product that keeps an attribute, and makes something else beside it; the weight has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weights: Any) -> Any:
+        ctx.weight = weights[0]
+        ctx.save_for_backward(x)
+        return x @ weights[0], None, x.argmax(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, nothing: Any, places: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        assert nothing is None
+        assert ctx.needs_input_grad == (True, False)
+        return gradient @ ctx.weight.T + 0 * x, None
+
+
+rounded = Rounded.apply
+
+
+def unwatched(m: Any, x: Any) -> Any:
+    made = m.first(x)
+    with torch.no_grad():
+        goal = m.second(made)
+    return made - goal
+
+
+def detached(m: Any, x: Any) -> Any:
+    made = m.first(x)
+    return made - m.second(made).detach()
+
+
+@torch.no_grad()
+def watched_again(m: Any, x: Any) -> Any:
+    made = m.first(x)
+    with torch.enable_grad():
+        return m.second(made)
+
+
+def statistics(m: Any, x: Any) -> Any:
+    made = m.first(x)
+    with torch.no_grad():
+        m.shift.mul_(0.9).add_(made.mean(0))
+    return m.second(made) - m.shift
+
+
+def weights_in_place(m: Any, x: Any) -> Any:
+    with torch.no_grad():
+        m.second.weight.copy_(F.normalize(m.second.weight))
+    return m.second(m.first(x))
+
+
+def local(m: Any, x: Any) -> Any:
+    class Local(Rounded):
+        pass
+
+    return m.second(Local.apply(m.first(x)))
+
+
+STOPS: dict[str, Callable[..., Any]] = {
+    "no_grad": unwatched,
+    "detach": detached,
+    "enable_grad": watched_again,
+    "statistics": statistics,
+    "weights in place": weights_in_place,
+    "function": lambda m, x: m.second(rounded(m.first(x))),
+    "function of a function": lambda m, x: m.second(Reversed.apply(Rounded.apply(m.first(x)), 0.5)),
+    "function with attributes": lambda m, x: Product.apply(m.first(x), [m.second.weight])[0],
+    "function without a use": lambda m, x: (Rounded.apply(m.second(x)), m.first(x))[1],
+    "local function": local,
+    "checkpoint": lambda m, x: checkpoint(m.second, m.first(x), use_reentrant=False),
+    "checkpoint of before": lambda m, x: checkpoint(m.second, m.first(x), use_reentrant=True),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_gradients_are_those_of_autograd(name: str) -> None:
+    torch.manual_seed(0)
+    module, x = Module(STOPS[name]), torch.randn(4, 8)
+    exported, _ = core_program(module, (x,), None, gradient=True)
+    found = traced(exported, module, (x,), gradient=True)
+    weights = dict(module.named_parameters())
+    given = [{**weights, "shift": module.shift, "x": x}[n].detach().clone() for n, _ in found.roles]
+    *gradients, loss = torch.fx.Interpreter(found.graph.owning_module).run(*given)
+    want = module(x)
+    want.backward()
+    torch.testing.assert_close(loss, want.detach())
+    assert len(gradients) == len(weights)
+    for (path, role), gradient in zip(found.roles, gradients, strict=False):
+        assert (role == "frozen") == (gradient is None) == (weights[path].grad is None)
+        torch.testing.assert_close(gradient, weights[path].grad)
+
+
+class Dirty(Rounded):
+    """In place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.mark_dirty(x)
+        return x.round_()
+
+
+class Calling(Rounded):
+    """Computed again backward, as libraries write it that do without PyTorch's checkpoints."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, run: Any) -> Any:
+        return run(x)
+
+
+REFUSED: dict[str, Callable[..., Any]] = {
+    r"Dirty \(torch.autograd.Function\) writes in place": lambda m, x: Dirty.apply(m.first(x)),
+    r"Calling \(torch.autograd.Function\) calls a function": lambda m, x: Calling.apply(m.first(x), m.second),
+    "no gradient reaches a parameter": lambda m, x: m.first(x).detach(),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_be_differentiated_is_refused(said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        from_torch(Module(REFUSED[said]), torch.zeros(4, 8), gradient=True)
+
+
+def test_what_is_taken_for_granted_is_noted() -> None:
+    program = from_torch(Module(STOPS["checkpoint"]), torch.zeros(4, 8), gradient=True)
+    assert any("a second time" in note for note in program.applied)
+    program = from_torch(Module(detached), torch.zeros(4, 8), gradient=True)
+    assert "no gradient reaches second.weight: taken as frozen" in program.applied
+    assert [t.target for t in program.ties] == ["first.weight", "first.bias"]
