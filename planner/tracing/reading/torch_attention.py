@@ -20,8 +20,8 @@ torch.library.define(
 )
 torch.library.define(
     "meshwright::attention_backward",
-    "(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor result, Tensor sums, bool causal)"
-    " -> (Tensor, Tensor, Tensor)",
+    "(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor result, Tensor sums, bool causal,"
+    " bool biased) -> Tensor[]",
 )
 
 
@@ -29,15 +29,19 @@ def _result(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """The result, and the logarithm of the sum of each query's exponentials."""
-    sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
-    return query.new_empty((*query.shape[:-1], value.shape[-1])), sums
+    arrays = (query, key, value)
+    batch = torch.broadcast_shapes(*(x.shape[:-3] for x in arrays))
+    heads = max(x.shape[-3:-2] for x in arrays)  # none of matrices
+    shape = (*batch, *heads, query.shape[-2])
+    return query.new_empty((*shape, value.shape[-1])), query.new_empty(shape, dtype=torch.float32)
 
 
 def _gradients(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values."""
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any
+) -> list[Tensor]:
+    """Of queries, keys and values, and of a mask that biases scores where one is wanted."""
+    wanted = (query, key, value, mask) if rest[-1] else (query, key, value)
+    return [torch.empty_like(x) for x in wanted if x is not None]
 
 
 torch.library.impl("meshwright::attention", "CompositeExplicitAutograd", _result)
@@ -45,7 +49,7 @@ torch.library.impl("meshwright::attention_backward", "CompositeExplicitAutograd"
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """The two, joined by their derivative; a mask has none."""
+    """The two, joined by their derivative."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Any:
@@ -59,7 +63,9 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         backward = torch.ops.meshwright.attention_backward
-        return (*backward(gradients[0], *ctx.saved_tensors, ctx.causal), None, None)
+        *_, biased, _ = ctx.needs_input_grad
+        found = backward(gradients[0], *ctx.saved_tensors, ctx.causal, biased)
+        return (*found, *(() if biased else (None,)), None)
 
 
 def attend(

@@ -190,7 +190,8 @@ def _attention(arrays: int, backward: bool) -> TorchRule:
         query, key, value, mask = (call.arguments[name] for name in ("query", "key", "value", "mask"))
         read = None if mask is None or len(call.inputs) < arrays else mask.shape
         operands = Operands(query.shape, key.shape, value.shape, read)
-        return attention(operands, bool(call.arguments["causal"]), backward, dtype=call.dtype)
+        causal, biased = bool(call.arguments["causal"]), bool(call.arguments.get("biased"))
+        return attention(operands, causal, backward, call.dtype, biased)
 
     return rule
 

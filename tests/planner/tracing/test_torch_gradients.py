@@ -10,9 +10,11 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from planner.errors import InputError  # noqa: E402
+from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.reading.from_torch import from_torch  # noqa: E402
 from planner.tracing.reading.torch_export import core_program  # noqa: E402
 from planner.tracing.reading.torch_lifted import traced  # noqa: E402
+from planner.tracing.solving.shard import shard  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -189,3 +191,58 @@ def test_what_is_taken_for_granted_is_noted() -> None:
     program = from_torch(Module(detached), torch.zeros(4, 8), gradient=True)
     assert "no gradient reaches second.weight: taken as frozen" in program.applied
     assert [t.target for t in program.ties] == ["first.weight", "first.bias"]
+
+
+class Biased(torch.nn.Module):
+    """Self-attention of two sequences of 24 with four heads, whose scores a parameter of this shape is added to."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.rows, self.bias = torch.nn.Linear(32, 32), torch.nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Any) -> Any:
+        heads = self.rows(x).unflatten(-1, (4, 8)).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads, self.bias).mean()
+
+
+@pytest.mark.parametrize(
+    ("shape", "over"),
+    [((4, 24, 24), {2}), ((24, 24), {2, 4}), ((4, 1, 24), {2, 24}), ((2, 4, 24, 24), set())],
+)
+def test_what_scores_are_biased_by_has_a_gradient(shape: tuple[int, ...], over: set[int]) -> None:
+    """It has the shape of the bias, and is a sum over the loops that this lacks; keys' are sums over queries."""
+    with torch.device("meta"):
+        module, x = Biased(shape), torch.zeros(2, 24, 32)
+    program = clean(from_torch(module, x, gradient=True))
+    (op,) = (o for o in program.operations if o.attention is not None and o.attention.backward)
+    assert program.value[op.outputs[3]].shape == shape
+    assert [t.target for t in program.ties if t.source == op.outputs[3]] == ["bias"]
+    assert [{op.sizes[f] for f in r.over} for r in op.reductions] == [{24}, {24}, *([over] if over else [])]
+    assert shard(program, "dgx-h100:1", {"data": 2, "model": 4}).proven
+
+
+STRETCHED = {
+    "matrices": ((24, 8), (24, 8), (24, 8)),
+    "one batch of keys": ((2, 4, 24, 8), (1, 4, 24, 8), (1, 4, 24, 8)),
+    "one head of values": ((2, 4, 24, 8), (2, 4, 24, 8), (2, 1, 24, 8)),
+    "keys without batch": ((2, 4, 24, 8), (4, 24, 8), (4, 24, 8)),
+    "one query for all": ((1, 1, 24, 8), (2, 4, 24, 8), (2, 4, 24, 8)),
+}
+
+
+@pytest.mark.parametrize("name", STRETCHED)
+def test_operands_of_attention_are_stretched_to_each_other(name: str) -> None:
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, *arrays: Any) -> Any:
+            return F.scaled_dot_product_attention(*(self.scale * x for x in arrays)).mean()
+
+    arrays = [torch.zeros(s) for s in STRETCHED[name]]
+    want = F.scaled_dot_product_attention(*arrays)
+    program = from_torch(Attention(), *arrays, gradient=True)
+    forward, backward = (op for op in program.operations if op.attention is not None)
+    assert program.value[forward.outputs[0]].shape == want.shape
+    assert [program.value[n].shape for n in backward.outputs] == [x.shape for x in arrays]
