@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.export.passes import move_to_device_pass
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
 from planner.errors import InputError
 from planner.tracing.reading.torch_attention import with_attention
@@ -25,6 +25,9 @@ CHECKS = """
 """
 """Operators that look at values and make nothing."""
 
+WITHOUT_SIZE = (GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound)
+"""What PyTorch raises where it would have to know how many entries something has."""
+
 BY_EXAMPLE = "branches that depend on values: those that the example inputs take"
 
 
@@ -38,6 +41,7 @@ def core_program(
 
     Which way a module takes where that depends on values is what its example inputs say, if they have values.
     """
+    _check_names(module)
     keeping: AbstractContextManager[list[str]] = kept_functions() if gradient else nullcontext([])
     with keeping as notes:
         exported = _exported(module, inputs, notes)
@@ -72,6 +76,13 @@ def _exported(module: Any, inputs: Sequence[Any], notes: list[str]) -> Any:
 
 def refused(what: str, error: Exception) -> InputError:
     """The error for a module at which PyTorch stops: where that is, and the first line of what PyTorch says."""
+    if isinstance(error, WITHOUT_SIZE):
+        return _unsized("the module", _place(error))
+    if "fake tensor in the exported program" in str(error):
+        return InputError(
+            "the module uses .data of a tensor, of which PyTorch's export loses track: detach() or torch.no_grad() "
+            "does the same"
+        )
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return InputError(f"the module cannot be {what} by PyTorch{_place(error)}: {said}")
 
@@ -109,16 +120,27 @@ def _followed(module: Any, inputs: Sequence[Any]) -> Any:
         logger.setLevel(level)
 
 
+def _check_names(module: Any) -> None:
+    """``InputError`` where the graph of the module has a use of its own for what it calls something (``graph``)."""
+    for name in {name.partition(".")[0] for name in module.state_dict()}:
+        if hasattr(torch.fx.GraphModule, name):
+            raise InputError(f"PyTorch cannot export a module that has something named {name!r}: rename it")
+
+
 def _check_sizes(module: Any) -> None:
     """``InputError`` for the first operator that makes as many entries as values say."""
     for node in module.graph.nodes:
         for made in torch.utils._pytree.tree_leaves(node.meta.get("val")):
             if any(not isinstance(n, int) for n in getattr(made, "shape", ())):
                 lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-                raise InputError(
-                    f"{node.name} makes as many entries as values say ({lines[-1] if lines else node.target}), "
-                    "and what has no size cannot be planned: pick a fixed number (topk, scatter, where)"
-                )
+                raise _unsized(node.name, f" ({lines[-1] if lines else node.target})")
+
+
+def _unsized(what: str, place: str) -> InputError:
+    return InputError(
+        f"{what} makes as many entries as values say{place}, and what has no size cannot be planned: pick a fixed "
+        "number (topk, scatter, where)"
+    )
 
 
 def _drop_checks(module: Any) -> None:

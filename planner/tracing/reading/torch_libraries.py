@@ -4,6 +4,7 @@ Of those that a library defines (``torch.library.custom_op``), ``torch.func`` re
 given, because it does not know it as a function with a context of its own: the same two functions are put into one.
 ``copy``, as ``torch.export`` writes what was copied in place, has none: it is a conversion and a broadcast. Nor has
 ``slice_scatter``, as it writes what was assigned to a slice, of complex numbers: that is a concatenation.
+Others are made of operators that there are rules for: sums of products (``addbmm``), a distance.
 """
 
 from typing import Any
@@ -45,7 +46,23 @@ def _written(
     return torch.cat([target.narrow(dim, 0, first), source, target.narrow(dim, last, size - last)], dim)
 
 
-INSTEAD = {torch.ops.aten.copy.default: _copied, torch.ops.aten.slice_scatter.default: _written}
+def _added(
+    bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    rows, columns = left.transpose(0, 1).flatten(1), right.flatten(0, 1)
+    return torch.addmm(bias, rows, columns, beta=beta, alpha=alpha)
+
+
+def _distance(left: torch.Tensor, right: torch.Tensor, order: float = 2) -> torch.Tensor:
+    return torch.linalg.vector_norm(left - right, order)
+
+
+INSTEAD = {
+    torch.ops.aten.addbmm.default: _added,
+    torch.ops.aten.copy.default: _copied,
+    torch.ops.aten.dist.default: _distance,
+    torch.ops.aten.slice_scatter.default: _written,
+}
 """What is called instead of an operator."""
 
 

@@ -137,6 +137,21 @@ def _bags_backward(call: Call) -> Rule:
     return how.loops.rule("accumulate", list(map(how.dims, call.inputs)), [how.table])
 
 
+def _bag_weights_backward(call: Call) -> Rule:
+    """Each row of the table times the gradient of its bag."""
+    bags, table, *others = call.inputs
+    rows = call.outputs[0]
+    how = _Bags(call, rows, bags, table)
+    return how.loops.rule("lookup", [how.dims(bags), how.table, *map(how.dims, others)], [how.dims(rows)])
+
+
+def _index_reduce(call: Call) -> Rule:
+    """Rows along one dim, by index a product, a mean or an extreme: they stay whole, as they are not added up."""
+    loops, table, rows, found = _rows_of_table(call.inputs[0], call.inputs[1], call.axis())
+    loops.whole += [f for d in rows for f in d]
+    return loops.rule("accumulate", (table, rows, found), (table,))
+
+
 def _searched(call: Call) -> Rule:
     """Places of values among sorted ones, which stay whole."""
     sorted_first = "sorted_sequence" in call.arguments
@@ -151,12 +166,14 @@ LOOKUPS: Mapping[str, TorchRule] = MappingProxyType(
     {
         "_embedding_bag_backward": _bags_backward,
         "_embedding_bag_dense_backward": _bags_backward,
+        "_embedding_bag_per_sample_weights_backward": _bag_weights_backward,
         "bucketize": _searched,
         "embedding": _embedding,
         "embedding_dense_backward": _embedding_backward,
         "gather": _gather,
         "index": _index,
         "index_put": _index_put,
+        "index_reduce": _index_reduce,
         "index_select": _index_select,
         "scatter": _scatter,
         "scatter_add": _scatter_add,

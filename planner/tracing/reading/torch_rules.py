@@ -28,9 +28,9 @@ from planner.tracing.reading.torch_calls import Call, TorchRule
 from planner.tracing.reading.torch_lookups import LOOKUPS, aligned_or_whole
 
 ELEMENTWISE = """
-    _conj bernoulli cauchy exponential fill full_like geometric log_normal native_dropout normal normal_functional
-    ones_like polar rand_like randint_like randn_like random rrelu_with_noise_backward rrelu_with_noise_functional tril
-    triu uniform zeros_like
+    _conj bernoulli cauchy complex empty_like exponential fill full_like geometric log_normal native_dropout normal
+    normal_functional ones_like polar rand_like randint_like randn_like random rrelu_with_noise_backward
+    rrelu_with_noise_functional tril triu uniform zeros_like
 """
 """Those that PyTorch does not tag as such (``torch.Tag.pointwise``)."""
 
@@ -126,6 +126,19 @@ def _batch_norm(call: Call) -> Rule:
 
 def _mm(call: Call) -> Rule:
     return product(call.inputs[0], call.inputs[1], ((1,), (0,)), ((), ()))
+
+
+def _scaled(call: Call) -> Rule:
+    """A product of narrow numbers, and what all of it, or each of its rows or columns, is scaled by, or each block."""
+    rule, made = _mm(call), call.outputs[0]
+    if any(n not in (1, m) for s in call.inputs[2:] for n, m in zip(s[::-1], made[::-1], strict=False)):
+        return opaque(call.inputs, call.outputs)
+    dims = rule.writes[0]
+    scales = [
+        tuple(() if n == 1 else d for n, d in zip(s, dims[2 - len(s) :], strict=True))
+        for s in call.inputs[2:]
+    ]
+    return rule._replace(reads=(*rule.reads, *scales))
 
 
 def _bmm(call: Call) -> Rule:
@@ -290,8 +303,8 @@ IMAGE_BY_IMAGE = (
 """Of the first dim, each entry by itself."""
 
 WHOLE = """
-    as_strided as_strided_scatter diagonal diagonal_scatter histc masked_scatter masked_scatter_backward nonzero
-    randperm select_scatter unfold unfold_backward
+    as_strided as_strided_scatter diagonal diagonal_scatter histc masked_scatter masked_scatter_backward nonzero put
+    randperm repeat_interleave select_scatter unfold unfold_backward
 """
 """Along no dim can they be split."""
 
@@ -313,11 +326,13 @@ TORCH_RULES: Mapping[str, TorchRule] = MappingProxyType(
         "_fft_c2r": _transformed,
         "_fft_r2c": _transformed,
         "_grouped_mm": _grouped,
+        "_int_mm": _mm,
         "transformers.grouped_mm_fallback": _grouped,
         "_log_softmax": _softmax(2),
         "_log_softmax_backward_data": _softmax(1),
         "_softmax": _softmax(2),
         "_trilinear": _trilinear,
+        "_scaled_mm": _scaled,
         "_softmax_backward_data": _softmax(1),
         "_native_batch_norm_legit": _batch_norm,
         "_native_batch_norm_legit_functional": _batch_norm,

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "distances": (torch.cdist, ((2, 4, 6), (2, 8, 6))),
     "exponential of matrices": (torch.matrix_exp, ((4, 6, 6),)),
     "tagged as element-wise": (torch.hypot, ((4, 6), (4, 6))),
+    "complex": (torch.complex, ((4, 6), (4, 6))),
     "sampled": (lambda x, at: F.grid_sample(x, at), ((2, 4, 8, 8), (2, 4, 4, 2))),
 }
 

@@ -103,6 +103,40 @@ def test_what_values_say_the_size_of_is_refused() -> None:
     with pytest.raises(InputError, match=r"makes as many entries as values say \(return self.function\("):
         program_of(lambda first, second, x: first(x)[x > 0].mean(), X)
 
+    def looked_at(first: Any, second: Any, x: Any) -> Any:
+        rows, columns = torch.where(x[0] > 0)
+        return first(x[0][rows]).mean() if len(columns) else first(x).mean()
+
+    with pytest.raises(
+        InputError, match=r"the module makes as many entries as values say \(test_torch_modules.py"
+    ):
+        program_of(looked_at, X, device="cpu")
+
+
+def test_what_is_no_tensor_is_no_input() -> None:
+    class Options(Module):
+        def forward(self, factor: Any, x: Any, how: str, mask: Any = None) -> Any:
+            return getattr(self.first(x) * factor, how)()
+
+    module = Options(lambda: None).to("meta")
+    program = from_torch(module, 2.5, X.to("meta"), "mean", None, gradient=True)
+    assert [v.path for v in program.values if v.role == "input"] == ["x"]
+    assert len(program.ties) == 2
+
+
+def test_what_an_export_cannot_say_is_refused() -> None:
+    module = Module(lambda first, second, x: first(x).mean()).to("meta")
+    module.register_buffer("graph", torch.zeros(16))
+    with pytest.raises(InputError, match="has something named 'graph': rename it"):
+        from_torch(module, X.to("meta"))
+
+    def clamped(first: Any, second: Any, x: Any) -> Any:
+        first.weight.data.clamp_(-1, 1)
+        return first(x).mean()
+
+    with pytest.raises(InputError, match=r"the module uses .data of a tensor"):
+        program_of(clamped, X)
+
 
 def test_a_module_that_fails_says_where() -> None:
     with pytest.raises(
@@ -153,6 +187,24 @@ def test_bags_of_rows_are_split_by_bags_rows_of_the_table_or_columns(mode: str) 
     assert shard(program, "dgx-h100:1", {"data": 2, "model": 4}).proven
 
 
+def test_weights_of_rows_of_bags_have_gradients() -> None:
+    class Weighted(Bags):
+        def __init__(self) -> None:
+            super().__init__("sum")
+            self.weights = torch.nn.Parameter(torch.zeros(256))
+
+        def forward(self, rows: Any, bags: Any) -> Any:
+            return self.table(rows, bags, per_sample_weights=self.weights).mean()
+
+    with torch.device("meta"):
+        module, rows, bags = Weighted(), *torch.zeros(2, 256, dtype=torch.long)
+    program = clean(from_torch(module, rows, bags[:64], gradient=True))
+    (op,) = (o for o in program.operations if o.primitive.endswith("weights_backward"))
+    assert {op.sizes[f] for f in splittable(op)} == {1024, 64, 32}
+    assert program.value[op.outputs[0]].shape == (256,)
+    assert shard(program, "dgx-h100:1", {"data": 2, "model": 4}).proven
+
+
 def test_one_tensor_of_indices_picks_along_its_dim_and_several_leave_all_whole() -> None:
     x, at = torch.empty(4, 6, 2, device="meta"), torch.empty(8, dtype=torch.long, device="meta")
     (op,) = clean(from_torch(Picks(lambda x, at: x[:, at]), x, at)).operations
@@ -188,3 +240,47 @@ def test_a_product_of_three_is_one_product() -> None:
     made = [[op.sizes[f] for (f,) in op.writes[0]] for op in found]
     assert made == [[8, 64], [64, 16, 32]]
     assert shard(program, "dgx-h100:1", {"data": 2, "model": 4}).proven
+
+
+def test_products_of_narrow_numbers_are_products() -> None:
+    def scaled(left: Any, right: Any, rows: Any, columns: Any) -> Any:
+        return torch._scaled_mm(left, right.t(), rows, columns, out_dtype=torch.bfloat16)
+
+    with torch.device("meta"):
+        left, right = (torch.zeros(n, 64, dtype=torch.float8_e4m3fn) for n in (32, 128))
+        rows, columns, one = torch.zeros(32, 1), torch.zeros(1, 128), torch.zeros(())
+        whole = (torch.zeros(32, 64, dtype=torch.int8), torch.zeros(64, 128, dtype=torch.int8))
+    for function, given, scales in (
+        (torch._int_mm, whole, []),
+        (scaled, (left, right, one, one), [(), ()]),
+        (scaled, (left, right, rows, columns), [(32, 1), (1, 128)]),
+    ):
+        op = clean(from_torch(Picks(function), *given)).operations[-1]
+        assert (op.kind, sorted(op.sizes)) == ("product", [32, 64, 128])
+        sized = [tuple(op.sizes[d[0]] if d else 1 for d in dims) for dims in op.reads[2:]]
+        assert sized == scales
+
+
+def test_rows_that_meet_by_index_stay_whole_unless_they_are_added_up() -> None:
+    x, at = torch.empty(8, 6, device="meta"), torch.empty(4, dtype=torch.long, device="meta")
+    meet = Picks(lambda x, at, y: x.index_reduce(0, at, y, "amax"))
+    (op,) = clean(from_torch(meet, x, at, x[:4])).operations
+    assert (op.kind, {op.sizes[f] for f in splittable(op)}) == ("accumulate", {8, 6})
+
+
+SEVERAL: dict[str, tuple[Callable[..., Any], list[str]]] = {
+    "sum of products": (lambda x, at: torch.addbmm(x[0, :, :2], x, x.mT[..., :2]), ["mm"]),
+    "distance": (lambda x, at: torch.dist(x, 2 * x), []),
+    "repeated by count": (lambda x, at: x.repeat_interleave(at, 0, output_size=16), []),
+    "put by place": (lambda x, at: x.put(at, x[0, 0]), []),
+    "left empty": (lambda x, at: torch.ops.aten.empty_like(x) + x, []),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_operators_are_made_of_known_ones(name: str) -> None:
+    function, found = SEVERAL[name]
+    x, at = torch.empty(8, 4, 8, device="meta"), torch.empty(8, dtype=torch.long, device="meta")
+    program = clean(from_torch(Picks(function), x, at))
+    assert program.replicated == ()
+    assert [op.primitive for op in program.operations if op.kind == "product"] == found
