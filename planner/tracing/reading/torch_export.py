@@ -41,10 +41,10 @@ def core_program(
 
     Which way a module takes where that depends on values is what its example inputs say, if they have values.
     """
-    _check_names(module)
     keeping: AbstractContextManager[list[str]] = kept_functions() if gradient else nullcontext([])
     with keeping as notes:
         exported = _exported(module, inputs, notes)
+        _check_names(module)
         _check_sizes(exported.graph_module)
         _drop_checks(exported.graph_module)
         if gradient:
@@ -122,9 +122,11 @@ def _followed(module: Any, inputs: Sequence[Any]) -> Any:
 
 def _check_names(module: Any) -> None:
     """``InputError`` where the graph of the module has a use of its own for what it calls something (``graph``)."""
-    for name in {name.partition(".")[0] for name in module.state_dict()}:
-        if hasattr(torch.fx.GraphModule, name):
-            raise InputError(f"PyTorch cannot export a module that has something named {name!r}: rename it")
+    for name, _ in (*module.named_parameters(), *module.named_buffers()):
+        if hasattr(torch.fx.GraphModule, name.partition(".")[0]):
+            raise InputError(
+                f"PyTorch cannot export a module that has something named {name!r}: call it otherwise"
+            )
 
 
 def _check_sizes(module: Any) -> None:

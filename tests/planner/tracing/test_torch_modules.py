@@ -126,9 +126,11 @@ def test_what_is_no_tensor_is_no_input() -> None:
 
 def test_what_an_export_cannot_say_is_refused() -> None:
     module = Module(lambda first, second, x: first(x).mean()).to("meta")
-    module.register_buffer("graph", torch.zeros(16))
-    with pytest.raises(InputError, match="has something named 'graph': rename it"):
+    module.register_buffer("graph", torch.zeros(16), persistent=False)
+    with pytest.raises(InputError, match="has something named 'graph'"):
         from_torch(module, X.to("meta"))
+    with pytest.raises(InputError, match=r"to be an instance of `torch.nn.Module`, got <class 'function'>"):
+        from_torch(lambda x: x.mean(), X)
 
     def clamped(first: Any, second: Any, x: Any) -> Any:
         first.weight.data.clamp_(-1, 1)
