@@ -4,7 +4,7 @@ Each takes shapes and returns a `Rule`; a front end has only to say which family
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ class Rule(NamedTuple):
     whole: tuple[int, ...] = ()
     reductions: tuple[Reduction, ...] = ()
     halos: tuple[Halo, ...] = ()
+    implied: Mapping[int, tuple[int, ...]] = {}
     attention: Attention | None = None
 
 

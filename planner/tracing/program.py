@@ -114,6 +114,9 @@ class Operation(Record):
     """Factors that cannot be split: sorted, scanned or sliced along."""
     reductions: tuple[Reduction, ...] = ()
     halos: tuple[Halo, ...] = ()
+    implied: Mapping[int, tuple[int, ...]] = {}
+    """Factors of a product that add no multiplications, and which ones stand for them: where a window lies says which
+    part of an image it meets."""
     times: int = Field(default=1, ge=1)
     """Runs per call of the program: the length of the scans around it."""
     region: str = ""

@@ -43,6 +43,7 @@ class Draft:
     attention: Attention | None = None
     manual: dict[str, int] | None = None
     branch: str = ""
+    implied: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, op: Operation) -> "Draft":
@@ -52,7 +53,7 @@ class Draft:
             op.name, op.kind, op.primitive.split("+"), list(op.inputs), list(op.outputs), list(op.sizes),
             list(op.reads), list(op.writes), set(op.whole), list(op.reductions), list(op.halos), op.times,
             op.region, op.key, members, list(op.addends), op.total, op.kernel, op.attention,
-            None if op.manual is None else dict(op.manual), op.branch,
+            None if op.manual is None else dict(op.manual), op.branch, dict(op.implied),
         )  # fmt: skip
 
     def done(self) -> Operation:
@@ -63,7 +64,7 @@ class Draft:
             writes=tuple(self.writes), whole=tuple(sorted(self.whole)), reductions=tuple(self.reductions),
             halos=self._bordering(), times=self.times, region=self.region, branch=self.branch, key=self.key,
             members=tuple(self.members), addends=tuple(self.addends), total=self.total,
-            kernel=self.kernel, attention=self.attention, manual=self.manual,
+            kernel=self.kernel, attention=self.attention, manual=self.manual, implied=self.implied,
         )  # fmt: skip
 
     def _bordering(self) -> tuple[Halo, ...]:
@@ -112,6 +113,7 @@ class Draft:
             self.attention = self.attention.model_copy(update=loops)
         if self.manual is not None:
             self.manual = {axis: to.get(f, (f,))[0] for axis, f in self.manual.items()}
+        self.implied = {g: _flat(by, to) for f, by in self.implied.items() for g in to.get(f, (f,))}
         self.members = [
             Member.model_construct(name=m.name, reads=tuple(anew(m.reads)), writes=tuple(anew(m.writes)))
             for m in self.members

@@ -64,7 +64,7 @@ def _write(found: Plain, region: str) -> None:
     products = [d for d in body if d.kind == "product" and found.prepared & set(d.inputs)]
     found.recurrences[draft.name] = Recurrence(
         products=tuple(_weights(found, products)),
-        flops=sum(2.0 * elements(d.sizes) for d in products),
+        flops=sum(2.0 * elements(n for f, n in enumerate(d.sizes) if f not in d.implied) for d in products),
         state=sum(found.size(d.name) for d in states),
         kept=elements_kept(found, body),
         over=over,

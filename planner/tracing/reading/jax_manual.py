@@ -139,6 +139,7 @@ def on_all(manual: Manual, rule: Rule, given: Sequence[Axes]) -> Laid:
         writes=tuple((*devices.lead(axes), *moved(w)) for w in rule.writes),
         whole=tuple(f + shift for f in rule.whole),
         reductions=tuple(reductions),
+        implied={f + shift: tuple(g + shift for g in by) for f, by in rule.implied.items()},
         halos=(),  # no axis splits an image here
     )
     return Laid(lifted, (axes,) * len(rule.writes), devices.splits)

@@ -1,6 +1,6 @@
 """Matrix products and convolutions as loops."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from planner.tracing.factors import Loops, Rule, Shape
@@ -86,21 +86,46 @@ def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> R
     reads_right[how.right[1]] = inner
     writes[how.result[0]] = batch
     writes[how.result[1]] = (*group, *batch_group, *outer)
-    halos = []
+    halos, implied = [], dict[int, tuple[int, ...]]()
     for i, j, k, stride in zip(how.left[2:], how.right[2:], how.result[2:], how.strides, strict=True):
-        reads_right[j] = loops.new(right[j], False)
-        if how.plain and right[j] == stride and left[i] == result[k] * stride:  # patches: windows do not meet
-            writes[k] = loops.new(result[k])
-            reads_left[i] = (*writes[k], *reads_right[j])
-        elif how.plain and result[k] > 1 and left[i] == result[k] * stride and right[j] <= result[k]:
-            writes[k] = loops.new(result[k])
-            reads_left[i] = (*writes[k], *loops.new(stride, False))
-            if right[j] > 1:
-                halos.append(Halo(factor=writes[k][0], operand=0, elements=right[j] - 1))
-        else:
-            reads_left[i], writes[k] = loops.new(left[i], False), loops.new(result[k], False)
+        along = _along(loops, (left[i], right[j], result[k]), stride, how.plain)
+        reads_left[i], reads_right[j], writes[k] = along.image, along.window, along.made
+        implied |= along.implied
+        halos += [Halo(factor=f, operand=0, elements=along.border) for f in along.made if along.border]
     rule = loops.rule("product", (_dims(reads_left), _dims(reads_right)), (_dims(writes),))
-    return rule._replace(halos=tuple(halos))
+    return rule._replace(halos=tuple(halos), implied=implied)
+
+
+class _Along(NamedTuple):
+    """Loops over one dim of the image, of the window and of what is made."""
+
+    image: tuple[int, ...]
+    window: tuple[int, ...]
+    made: tuple[int, ...]
+    implied: Mapping[int, tuple[int, ...]] = {}
+    border: int = 0
+    """Elements that a part of the image lacks."""
+
+
+def _along(loops: Loops, sizes: tuple[int, int, int], stride: int, plain: bool) -> _Along:
+    """Of the places on an image, in the window and in what is made any two say the third.
+
+    The larger image's are left out, zeros between and around the elements of the smaller one are not multiplied; or
+    the window's if it is larger still, as in the gradient of a transposed convolution's filter.
+    """
+    size, width, steps = sizes
+    window = loops.new(width, False)
+    if plain and width == stride and size == steps * stride:  # patches: windows do not meet
+        made = loops.new(steps)
+        return _Along((*made, *window), window, made)
+    if plain and steps > 1 and size == steps * stride and width <= steps:
+        made, between = loops.new(steps), loops.new(stride, False)
+        return _Along((*made, *between), window, made, dict.fromkeys(between, made), width - 1)
+    image, made = loops.new(size, False), loops.new(steps, False)
+    few, many = (image, made) if size <= steps else (made, image)
+    if not plain and width > max(size, steps):
+        return _Along(image, window, made, dict.fromkeys(window, (*few, *many)))
+    return _Along(image, window, made, dict.fromkeys(many, few))
 
 
 def _dims(dims: Sequence[tuple[int, ...]]) -> Dims:

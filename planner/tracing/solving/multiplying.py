@@ -3,7 +3,7 @@
 A block has some twenty products, and each call of an array function takes as long for one of them as for all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from planner.tracing.program import Dims, Operation, elements
 
 ROWS, COLUMNS, DEPTH, BATCH, NONE = range(5)
 """What a loop of a product is: of the left operand and the result, of the right one and the result, summed over, of
-all three; or read by one operand alone."""
+all three; or read by one operand alone, or implied by others."""
 
 FEW = 8
 """Products that take no longer one by one than as arrays."""
@@ -68,7 +68,7 @@ def multiplied(loops: Sequence[Codes], device: DeviceSpec, rate: str, element_by
 
 def _roles(op: Operation) -> Codes:
     """Per factor, what it is; the last entry is of no factor."""
-    left, right, result = (_indexed(dims) for dims in _operands(op))
+    left, right, result = (_indexed(dims, op.implied) for dims in _operands(op))
     roles = np.full(len(op.sizes) + 1, NONE)
     for role, factors in (
         (ROWS, result - right),
@@ -85,5 +85,5 @@ def _operands(op: Operation) -> tuple[Dims, Dims, Dims]:
     return op.reads[0] if op.reads else (), right, op.writes[0]
 
 
-def _indexed(dims: Dims) -> set[int]:
-    return {f for dim in dims for f in dim}
+def _indexed(dims: Dims, implied: Mapping[int, Sequence[int]]) -> set[int]:
+    return {g for dim in dims for f in dim for g in implied.get(f, (f,))}

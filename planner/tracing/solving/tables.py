@@ -121,7 +121,8 @@ class Tables:
             value = self.pricer.program.value
             arrays = tuple((value[n].shape, value[n].dtype) for n in (*op.inputs, *op.outputs))
             stored = tuple(n not in self.pricer.made_in_products for n in op.outputs)
-            keys.append((id(options), op.times, arrays, op.reductions, op.halos, stored))
+            implied = tuple(op.implied.items())
+            keys.append((id(options), op.times, arrays, op.reductions, op.halos, implied, stored))
             runs.setdefault(keys[-1], (op, options))
         known = dict(zip(runs, self.pricer.seconds(list(runs.values())), strict=True))
         return [known[key] for key in keys]

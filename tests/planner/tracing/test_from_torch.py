@@ -313,16 +313,6 @@ def test_gradients_of_whole_models_are_planned(kind: type) -> None:
     assert all(seconds >= sharded.seconds for seconds in sharded.baselines.values())
 
 
-def test_a_convolution_and_its_gradients_are_the_same_loops() -> None:
-    program = from_torch(on_meta(Images), *on_meta(DATA[Images]), gradient=True)
-    work = {
-        op.primitive: elements(op.sizes)
-        for op in program.operations
-        if op.primitive.startswith("convolution")
-    }
-    assert work["convolution"] == work["convolution_backward_1"]
-
-
 def test_an_unknown_operator_is_named() -> None:
     x = torch.empty(4, 4, device="meta")
     with pytest.raises(Unsupported, match=r"linalg_householder_product\) has no rule"):
