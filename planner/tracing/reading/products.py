@@ -57,7 +57,7 @@ class Convolution(NamedTuple):
     left: Sequence[int]
     """Dims of the input: batch, channels, then the image."""
     right: Sequence[int]
-    """Dims of the filter: output channels, input channels per group, then the window."""
+    """Dims of the filter: output channels, input channels, then the window."""
     result: Sequence[int]
     """Dims of the output: batch, channels, then the image."""
     strides: Sequence[int]
@@ -65,6 +65,8 @@ class Convolution(NamedTuple):
     """Neither input nor filter is dilated."""
     groups: int = 1
     batch_groups: int = 1
+    flipped: bool = False
+    """The filter's groups are in its input channels, else in its output channels."""
 
 
 def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> Rule:
@@ -78,12 +80,13 @@ def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> R
     writes: list[tuple[int, ...]] = [() for _ in result]
     group, batch_group = loops.new(how.groups), loops.new(how.batch_groups)
     batch = loops.new(left[how.left[0]] // how.batch_groups)
-    inner = loops.new(right[how.right[1]])
-    outer = loops.new(right[how.right[0]] // how.groups // how.batch_groups)
+    inner = loops.new(left[how.left[1]] // how.groups)
+    outer = loops.new(result[how.result[1]] // how.groups // how.batch_groups)
+    groups_of_inner, groups_of_outer = (group, ()) if how.flipped else ((), group)
     reads_left[how.left[0]] = (*batch_group, *batch)
     reads_left[how.left[1]] = (*group, *inner)
-    reads_right[how.right[0]] = (*group, *batch_group, *outer)
-    reads_right[how.right[1]] = inner
+    reads_right[how.right[0]] = (*groups_of_outer, *batch_group, *outer)
+    reads_right[how.right[1]] = (*groups_of_inner, *inner)
     writes[how.result[0]] = batch
     writes[how.result[1]] = (*group, *batch_group, *outer)
     halos, implied = [], dict[int, tuple[int, ...]]()

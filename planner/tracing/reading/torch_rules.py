@@ -178,18 +178,18 @@ def _trilinear(call: Call) -> Rule:
 def convolved(left: Shape, right: Shape, result: Shape, call: Call) -> Rule:
     """A convolution, with the arguments of ``call``.
 
-    A transposed one has the input's channels first in its filter; in groups of channels it is not split.
+    A transposed one has the input's channels first in its filter.
     """
     names = ("stride", "dilation", "transposed", "groups")
     stride, dilation, flipped, groups = (call.arguments[name] for name in names)
     order = range(len(left))
-    if flipped and groups > 1:
-        return opaque([left, right], [result])
     filters = (1, 0, *order[2:]) if flipped else order
     images = len(left) - 2
     strides = list(stride) if len(stride) == images else list(stride) * images
     plain = not flipped and all(d == 1 for d in dilation)
-    return convolution(left, right, result, Convolution(order, filters, order, strides, plain, groups))
+    return convolution(
+        left, right, result, Convolution(order, filters, order, strides, plain, groups, flipped=flipped)
+    )
 
 
 def _convolution(call: Call) -> Rule:

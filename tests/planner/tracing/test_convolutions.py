@@ -83,6 +83,7 @@ CASES = {
     "transposed": Case(16, 4, 2, 1, transposed=True),
     "transposed, plain": Case(16, 3, 1, 1, transposed=True),
     "transposed, of a point": Case(1, 4, transposed=True),
+    "transposed, grouped": Case(16, 4, 2, 1, groups=4, transposed=True),
 }
 
 
@@ -144,6 +145,11 @@ def test_pytorch_counts_the_same_in_the_backward_pass() -> None:
 def test_devices_share_the_multiplications_of_a_strided_convolution(read: Any) -> None:
     for op in products(read(CASES["every second"])):
         assert all(multiplications(op, f, 2) * 2 == multiplications(op) for f in splittable(op))
+
+
+def test_channels_of_a_grouped_transposed_convolution_are_split_by_group() -> None:
+    op = products(in_torch(CASES["transposed, grouped"]))[0]
+    assert {op.sizes[f] for f in splittable(op)} == {4, BATCH, OUT // 4}
 
 
 def test_a_program_in_a_file_multiplies_as_often() -> None:

@@ -50,6 +50,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1),
         ((2, 4, 8, 8), (4, 6, 4, 4)),
     ),
+    "transposed convolution of groups": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, groups=x.shape[1] // 2),
+        ((2, 8, 8, 8), (8, 3, 4, 4)),
+    ),
     "norm of groups": (lambda x: F.group_norm(x, x.shape[1] // 2), ((4, 8, 6),)),
     "enlarged": (lambda x: F.interpolate(x, scale_factor=2), ((2, 4, 8, 8),)),
     "repeated": (lambda x: x.repeat(1, 3), ((4, 6),)),
