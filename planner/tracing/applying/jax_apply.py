@@ -147,7 +147,7 @@ class _Runner:
     def without_layouts(self) -> "_Runner":
         """The same in the body of a ``shard_map``."""
         inside = self.in_body()
-        inside.sites, inside.lies = {}, {}
+        inside.sites, inside.lies, inside.numbers = {}, {}, Numbers(lambda array: array)
         inside.second, inside.rows = SecondRuns(inside), RowsAnew(inside)
         return inside
 
