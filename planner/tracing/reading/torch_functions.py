@@ -4,6 +4,7 @@
 ``torch.utils.checkpoint`` computes a second time.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,6 +22,9 @@ from planner.errors import InputError
 torch.library.define("meshwright::function", "(Tensor[] tensors, int number) -> Tensor[]")
 
 CHECKPOINTS = "torch.utils.checkpoint: run once, not a second time for the gradient"
+IN_AUTOCAST = (
+    "torch.no_grad inside of torch.autocast: PyTorch's export drops it, so that a gradient goes through"
+)
 
 
 class _Context(SimpleNamespace):
@@ -93,15 +97,23 @@ torch.library.impl("meshwright::function", "CompositeExplicitAutograd", _shapes)
 def kept_functions() -> Iterator[list[str]]:
     """Calls of functions become operators of what is exported meanwhile; gives notes on what is left out."""
     notes: list[str] = []
-    checkpoint = torch.utils.checkpoint
+    checkpoint, begin = torch.utils.checkpoint, torch.no_grad.__enter__
+
+    def note(words: str) -> None:
+        notes.extend({words} - {*notes})
 
     def at_once(function: Any, preserve: bool, *given: Any) -> Any:
-        notes[:] = [CHECKPOINTS]
+        note(CHECKPOINTS)
         return function(*given)
 
     def around(*given: Any, **how: Any) -> Iterator[None]:
-        notes[:] = [CHECKPOINTS]
+        note(CHECKPOINTS)
         yield
+
+    def stops(region: Any) -> None:
+        if torch._C._is_any_autocast_enabled() and not _of_torch(sys._getframe(1)):
+            note(IN_AUTOCAST)
+        begin(region)
 
     with ExitStack() as stack:
 
@@ -115,6 +127,7 @@ def kept_functions() -> Iterator[list[str]]:
         stack.callback(_CALLS.clear)
         stack.enter_context(_replaced(checkpoint.CheckpointFunction, "apply", staticmethod(at_once)))
         stack.enter_context(_replaced(checkpoint, "_checkpoint_without_reentrant_generator", around))
+        stack.enter_context(_replaced(torch.no_grad, "__enter__", stops))
         stack.enter_context(_replaced(Function, "__init_subclass__", classmethod(keep)))
         for function in dict.fromkeys(_defined(Function)):
             keep(function)
@@ -166,6 +179,14 @@ def _differentiable(call: _Call) -> Callable[..., Any]:
         return list(Operator.apply(*tensors))
 
     return run
+
+
+def _of_torch(frame: Any) -> bool:
+    """Whether PyTorch itself asks for something, not a module that it decorates."""
+    name = frame.f_globals.get("__name__", "")
+    if name == "torch.utils._contextlib":
+        return _of_torch(frame.f_back)
+    return bool(name.partition(".")[0] == "torch")
 
 
 def _defined(base: Any) -> list[Any]:

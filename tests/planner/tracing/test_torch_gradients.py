@@ -94,6 +94,32 @@ def detached(m: Any, x: Any) -> Any:
     return made - m.second(made).detach()
 
 
+def under_autocast(m: Any, x: Any) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = m.first(x)
+        with torch.no_grad():
+            goal = m.second(made)
+    return made - goal
+
+
+@torch.no_grad()
+def goal_of(m: Any, made: Any) -> Any:
+    return m.second(made)
+
+
+def decorated_under_autocast(m: Any, x: Any) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = m.first(x)
+        return made - goal_of(m, made)
+
+
+def around_autocast(m: Any, x: Any) -> Any:
+    made = m.first(x)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        goal = m.second(made)
+    return made - goal
+
+
 @torch.no_grad()
 def watched_again(m: Any, x: Any) -> Any:
     made = m.first(x)
@@ -188,6 +214,11 @@ def test_what_cannot_be_differentiated_is_refused(said: str) -> None:
 def test_what_is_taken_for_granted_is_noted() -> None:
     program = from_torch(Module(STOPS["checkpoint"]), torch.zeros(4, 8), gradient=True)
     assert any("a second time" in note for note in program.applied)
+    for within in (under_autocast, decorated_under_autocast):
+        program = from_torch(Module(within), torch.zeros(4, 8), gradient=True)
+        assert any("inside of torch.autocast" in note for note in program.applied)
+    program = from_torch(Module(around_autocast), torch.zeros(4, 8), gradient=True)
+    assert not any("autocast" in note for note in program.applied)
     program = from_torch(Module(detached), torch.zeros(4, 8), gradient=True)
     assert "no gradient reaches second.weight: taken as frozen" in program.applied
     assert [t.target for t in program.ties] == ["first.weight", "first.bias"]
