@@ -10,7 +10,7 @@ from planner.evaluation.cuts import places_of
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.stages import StageCost, StageShape
-from planner.evaluation.step import carried, handed_on, ports_of, stage_wait, straggling
+from planner.evaluation.step import ROUNDING, carried, handed_on, ports_of, stage_wait, straggling
 from planner.graph import counted
 from planner.pipeline.generators import schedule_entry, stage_to_rank
 from planner.plans import Parallelism, Pins
@@ -37,9 +37,6 @@ from planner.search.policies import cut_by_policy, with_bare_stages
 from planner.search.space import policies, stage_policies
 from planner.search.stages import cut_layers, cut_layers_to_fit, is_short
 from planner.search.tail_floors import passes_whole, with_tail
-
-ROUNDING = 1e-9
-"""The same terms added up in another order differ by less than this fraction."""
 
 ALONE = Parallelism(data=1, micro_batch=1, num_microbatches=1)
 """One device, one sequence."""

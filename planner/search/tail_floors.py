@@ -10,13 +10,11 @@ from operator import lt
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.stages import StageCost, StageShape
 from planner.evaluation.states import Sync
+from planner.evaluation.step import ROUNDING
 from planner.evaluation.tails import least_tail, least_update
 from planner.pipeline.generators import schedule_entry
 from planner.plans import Parallelism
 from planner.search.candidates import Candidate, splits_backward
-
-ROUNDING = 1e-9
-"""Layers that differ by less than this fraction are alike."""
 
 
 def passes_whole(c: Candidate) -> bool:
@@ -77,7 +75,7 @@ class _FirstRank:
         self._layers = {name: alone(((name, 1),), False) for name in kinds}
         self._embedding = alone((), True) if evaluator.graph.first else None
         main, _ = kinds.most_common(1)[0]
-        self._sync = self._layers[main].sync.times(1 - ROUNDING)
+        self._sync = self._layers[main].sync.times(1 - ROUNDING)  # less than of any that is alike
         self._others = sum(
             number for name, number in kinds.items() if any(map(lt, self._layers[name].sync, self._sync))
         )

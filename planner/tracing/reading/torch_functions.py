@@ -119,9 +119,8 @@ def kept_functions() -> Iterator[list[str]]:
 
         def keep(function: Any, /, **how: Any) -> None:
             own = function.forward
-            own = (
-                own.args[1] if isinstance(own, partial) and own.func is _record else own
-            )  # of what it derives from
+            if isinstance(own, partial) and own.func is _record:  # inherited, and kept already
+                own = own.args[1]
             stack.enter_context(_replaced(function, "forward", staticmethod(partial(_record, function, own))))
 
         stack.callback(_CALLS.clear)

@@ -162,8 +162,8 @@ def listed_collectives(text: str, devices: int, trips: float = 1.0) -> list[Coll
                 if channel is not None and WRITTEN not in made.scope and not passed_on:
                     key = f"{kind} {channel.group(1)} {made.full_bytes}"
                 found[key] = min(found.get(key, made), made, key=lambda c: (c.times, -c.sent_bytes))
-            for callee, often in _calls(match.group(3), line, bodies, trips):
-                within = _inner(_scope(line), around) + "/body" * (match.group(3) == "while")
+            for callee, often, part in _calls(match.group(3), line, bodies, trips):
+                within = _inner(_scope(line), around) + part
                 walk(callee, times * often, match.group(3) == "fusion", within)
 
     walk(entry, 1)
@@ -237,14 +237,20 @@ def _send(made: Collective, match: re.Match[str], computation: str, lines: Itera
     return Send(made.scope, part.group(0) if part else "", made.sent_bytes, made.times, devices, kind)
 
 
-def _calls(opcode: str, line: str, bodies: Mapping[str, list[str]], trips: float) -> list[tuple[str, float]]:
-    """Computations that an instruction runs, and how often: a loop's condition once more than its body."""
+def _calls(
+    opcode: str, line: str, bodies: Mapping[str, list[str]], trips: float
+) -> list[tuple[str, float, str]]:
+    """Computations that an instruction runs, how often, and what JAX adds to their scope.
+
+    A loop's condition runs once more than its body.
+    """
     if opcode not in ("while", "fusion", "call", "conditional", "async-start"):
         return []
     times = _trips(line, bodies, trips) if opcode == "while" else 1.0
     callees = (name for called in _CALLED.findall(line) for name in called.split(","))
-    asked = [(name, times + 1) for name in _CONDITION.findall(line)]
-    return [*((callee.strip().lstrip("%"), times) for callee in callees), *asked]
+    asked = [(name, times + 1, "/cond") for name in _CONDITION.findall(line)]
+    part = "/body" if opcode == "while" else ""
+    return [*((callee.strip().lstrip("%"), times, part) for callee in callees), *asked]
 
 
 def _trips(line: str, bodies: Mapping[str, list[str]], otherwise: float) -> float:

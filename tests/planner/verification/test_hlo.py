@@ -54,6 +54,39 @@ def test_every_kind_is_counted_with_what_a_device_sends() -> None:
     }
 
 
+ASKED = """HloModule step, num_partitions=4
+
+%condition (p: (f32[], f32[8])) -> pred[] {
+  %p = (f32[], f32[8]) parameter(0)
+  %x = f32[8]{0} get-tuple-element(%p), index=1
+  %sum = f32[8]{0} all-reduce(%x), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%add
+  %none = s32[] constant(0)
+  %most = f32[] reduce(%sum, %none), dimensions={0}, to_apply=%largest
+  %least = f32[] get-tuple-element(%p), index=0
+  ROOT %more = pred[] compare(%most, %least), direction=GT
+}
+
+%body (p.1: (f32[], f32[8])) -> (f32[], f32[8]) {
+  %p.1 = (f32[], f32[8]) parameter(0)
+  %y = f32[8]{0} get-tuple-element(%p.1), index=1
+  %sums = f32[8]{0} all-reduce(%y), channel_id=2, replica_groups=[1,4]<=[4], to_apply=%add
+  ROOT %out = (f32[], f32[8]) tuple(%least, %sums)
+}
+
+ENTRY %main (a: (f32[], f32[8])) -> f32[8] {
+  %a = (f32[], f32[8]) parameter(0)
+  %loop = (f32[], f32[8]) while(%a), condition=%condition, body=%body, metadata={op_name="jit(f)/while"}
+  ROOT %z = f32[8]{0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_what_a_loop_asks_runs_once_more_than_its_body() -> None:
+    """A constant beside other work is no number of passes."""
+    made = listed_collectives(ASKED, 4, trips=3)
+    assert [(c.scope, c.times) for c in made] == [("jit(f)/while/body", 3), ("jit(f)/while/cond", 4)]
+
+
 WRITTEN = """HloModule step, num_partitions=4
 
 ENTRY %main (b: bf16[16], c: bf16[16]) -> bf16[16] {
