@@ -31,7 +31,7 @@ def from_torch(
     A way through the module that depends on values is the one that the inputs take, which need values then; of a
     ``torch.cond`` it is the branch with more operators; a ``while_loop`` runs ``trips`` times.
 
-    Recurrent layers are loops over time without ``gradient``, and step after step with it.
+    Recurrent layers are loops over time.
 
     ``rules`` say of operators that libraries define, as ``library.name``, how their loops index their arrays
     (`planner.tracing.reading.kernels`).
@@ -87,10 +87,10 @@ class _Importer:
                 self.names[node] = None
             elif node.op == "output":
                 outputs = [self.names[n] if hasattr(n, "op") else None for n in _leaves(node.args)]
-            elif _kind(node.target) == "steps":
+            elif _kind(node.target) in ("steps", "steps_backward"):
                 self._loop(node)
             elif "getitem" in str(node.target):
-                self.names[node] = self.names[node.args[0]][node.args[1]]
+                self.names[node] = self.names[node.args[0]][node.args[1]] if node.users else None
             elif any(hasattr(made, "dtype") for made in _leaves(node.meta.get("val"))):  # else a check
                 self._call(node)
         paths = [path for path, _ in roles]
@@ -115,24 +115,23 @@ class _Importer:
         return name
 
     def _loop(self, node: Any) -> None:
-        """A recurrent layer: one step, run as often as it has rows."""
+        """Steps of a recurrent layer: one of them, run as often as there are rows."""
         from planner.tracing.reading.torch_lifted import core_operators
-        from planner.tracing.reading.torch_loops import loop_of
+        from planner.tracing.reading.torch_loops import LOOPS, Loop
 
-        rows, states, weight, bias, kind = node.args
-        parts = {"rows": rows, **{str(i): s for i, s in enumerate(states)}, "weight": weight, "bias": bias}
-        given = {part: self.values[self.names[n]] for part, n in parts.items() if n is not None}
+        def known(nodes: Sequence[Any]) -> list[Value | None]:
+            return [None if n is None else self.values[self.names[n]] for n in nodes]
 
         def traced(graph: Any, names: Sequence[str]) -> Program:
             inner = _Importer(self.name, self.replicate_unknown, self.rules)
             return inner.run(graph, [(n, "input") for n in names], 0)
 
-        length = given["rows"].shape[0]
-        values, operations, ties = loop_of(node.name, given, length, kind, core_operators(), traced)
-        self.values |= {v.name: v for v in values}
-        self.operations += operations
-        self.ties += ties
-        self.names[node] = [f"{node.name}:0", [f"{node.name}:{i + 1}" for i in range(len(states))]]
+        given, body = LOOPS[_kind(node.target)](node, known)
+        loop = Loop(node.name, given.rows[0].shape[0])
+        self.names[node] = loop.run(given, body, core_operators(), traced)
+        self.values |= {v.name: v for v in loop.values}
+        self.operations += loop.operations
+        self.ties += loop.ties
 
     def _call(self, node: Any) -> None:
         kind = _kind(node.target)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.tracing.reading.torch_steps import LAYERS, in_loops
 from planner.tracing.reading.torch_stops import DETACH
 
 torch.library.define(
@@ -84,20 +83,15 @@ def attend(
     return result
 
 
-def with_attention(exported: Any, loops: bool) -> Any:
-    """An exported module in core operators, but attention as one, and recurrent layers as ``loops``."""
+def with_attention(exported: Any) -> Any:
+    """An exported module in core operators, but attention as one."""
     table = torch.export.default_decompositions()
     fused = torch.ops.aten.scaled_dot_product_attention.default
     table.pop(fused, None)
     table.pop(DETACH, None)  # it would be a view, which has a derivative
-    layers = [n.target for n in exported.graph_module.graph.nodes if loops and in_loops(n)]
-    for target in layers:
-        table.pop(target, None)
     found = exported.run_decompositions(table)
     for node in found.graph_module.graph.nodes:
         if node.op == "call_function" and node.target is fused:
             node.target = attend
-        elif node.op == "call_function" and node.target in layers:
-            node.target = LAYERS[node.target]
     found.graph_module.recompile()
     return found

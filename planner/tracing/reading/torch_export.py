@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses import meta_utils
 from torch.export.passes import move_to_device_pass
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
 from planner.errors import InputError
 from planner.tracing.reading.torch_attention import with_attention
 from planner.tracing.reading.torch_control import unfolded
-from planner.tracing.reading.torch_functions import kept_functions, with_functions
+from planner.tracing.reading.torch_functions import kept_functions, replaced, with_functions
 from planner.tracing.reading.torch_libraries import with_derivatives
+from planner.tracing.reading.torch_steps import kept_layers, with_layers
 from planner.tracing.reading.torch_stops import stopped
 
 CHECKS = """
@@ -36,8 +38,8 @@ def core_program(
 ) -> tuple[Any, tuple[str, ...]]:
     """The exported module on tensors without storage, and notes on it; ``InputError`` where PyTorch cannot export it.
 
-    With ``gradient`` it keeps what says how it is differentiated, and recurrent layers are step after step; else these
-    are loops over time.
+    Recurrent layers are loops over time, or step after step where the way through the module depends on values. With
+    ``gradient`` it keeps what says how it is differentiated.
 
     Which way a module takes where that depends on values is what its example inputs say, if they have values.
     """
@@ -49,8 +51,9 @@ def core_program(
         _drop_checks(exported.graph_module)
         if gradient:
             stopped(exported.graph_module)
-        exported = with_attention(move_to_device_pass(exported, "meta"), loops=not gradient)
+        exported = with_attention(move_to_device_pass(exported, "meta"))
         with_functions(exported.graph_module)
+        with_layers(exported.graph_module)
     notes += unfolded(exported.graph_module, trips)
     return with_derivatives(exported), tuple(notes)
 
@@ -58,7 +61,7 @@ def core_program(
 def _exported(module: Any, inputs: Sequence[Any], notes: list[str]) -> Any:
     """As PyTorch exports it; what is taken for granted is added to ``notes``."""
     try:
-        with redirect_stderr(StringIO()):  # it prints the whole graph before it raises
+        with kept_layers(), redirect_stderr(StringIO()):  # it prints the whole graph before it raises
             return torch.export.export(module, tuple(inputs))
     except InputError:
         raise
@@ -104,12 +107,16 @@ def tensors_of(given: Any) -> list[Any]:
 
 
 def _followed(module: Any, inputs: Sequence[Any]) -> Any:
-    """Exported along the way that the inputs take; random numbers are the same each time."""
+    """Exported along the way that the inputs take; random numbers are the same each time.
+
+    PyTorch 2.13 leaves values of parameters undefined there (``_safe_copy`` in ``torch/_subclasses/meta_utils.py`` does
+    nothing for them); these are copied too.
+    """
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of each branch; the program has a note
     try:
-        with torch.random.fork_rng(devices=()):
+        with torch.random.fork_rng(devices=()), replaced(meta_utils, "_safe_copy", _copy):
             torch.manual_seed(0)
             return torch.export.draft_export(module, tuple(inputs))
     except InputError:
@@ -118,6 +125,10 @@ def _followed(module: Any, inputs: Sequence[Any]) -> Any:
         raise refused("exported", error) from error
     finally:
         logger.setLevel(level)
+
+
+def _copy(to: Any, values: Any) -> None:
+    to.copy_(values.detach())
 
 
 def _check_names(module: Any) -> None:

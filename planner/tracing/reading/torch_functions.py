@@ -121,13 +121,13 @@ def kept_functions() -> Iterator[list[str]]:
             own = function.forward
             if isinstance(own, partial) and own.func is _record:  # inherited, and kept already
                 own = own.args[1]
-            stack.enter_context(_replaced(function, "forward", staticmethod(partial(_record, function, own))))
+            stack.enter_context(replaced(function, "forward", staticmethod(partial(_record, function, own))))
 
         stack.callback(_CALLS.clear)
-        stack.enter_context(_replaced(checkpoint.CheckpointFunction, "apply", staticmethod(at_once)))
-        stack.enter_context(_replaced(checkpoint, "_checkpoint_without_reentrant_generator", around))
-        stack.enter_context(_replaced(torch.no_grad, "__enter__", stops))
-        stack.enter_context(_replaced(Function, "__init_subclass__", classmethod(keep)))
+        stack.enter_context(replaced(checkpoint.CheckpointFunction, "apply", staticmethod(at_once)))
+        stack.enter_context(replaced(checkpoint, "_checkpoint_without_reentrant_generator", around))
+        stack.enter_context(replaced(torch.no_grad, "__enter__", stops))
+        stack.enter_context(replaced(Function, "__init_subclass__", classmethod(keep)))
         for function in dict.fromkeys(_defined(Function)):
             keep(function)
         yield notes
@@ -205,7 +205,8 @@ def _with(tree: Any, tensors: Sequence[Any]) -> Any:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """``owner`` with another attribute of this name meanwhile."""
     own = vars(owner).get(name)  # none where it is inherited
     setattr(owner, name, value)
     try:
