@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, P
 
 from planner.errors import InputError
 from planner.tracing.reading.torch_attention import with_attention
+from planner.tracing.reading.torch_autocast import kept_autocast, with_casts
 from planner.tracing.reading.torch_control import unfolded
 from planner.tracing.reading.torch_functions import kept_functions, replaced, with_functions
 from planner.tracing.reading.torch_libraries import with_derivatives
@@ -44,14 +45,16 @@ def core_program(
     Which way a module takes where that depends on values is what its example inputs say, if they have values.
     """
     keeping: AbstractContextManager[list[str]] = kept_functions() if gradient else nullcontext([])
-    with keeping as notes:
+    with keeping as notes, kept_autocast():
         exported = _exported(module, inputs, notes)
         _check_names(module)
         _check_sizes(exported.graph_module)
         _drop_checks(exported.graph_module)
         if gradient:
             stopped(exported.graph_module)
-        exported = with_attention(move_to_device_pass(exported, "meta"))
+        exported = move_to_device_pass(exported, "meta")
+        with_casts(exported.graph_module)
+        exported = with_attention(exported)
         with_functions(exported.graph_module)
         with_layers(exported.graph_module)
     notes += unfolded(exported.graph_module, trips)

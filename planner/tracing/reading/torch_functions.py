@@ -26,6 +26,8 @@ IN_AUTOCAST = (
     "torch.no_grad inside of torch.autocast: PyTorch's export drops it, so that a gradient goes through"
 )
 
+AS_GIVEN = "torch.autograd.Function inside of torch.autocast: nothing in it is cast"
+
 
 class _Context(SimpleNamespace):
     """What ``forward`` leaves for ``backward``, in place of PyTorch's."""
@@ -120,8 +122,10 @@ def kept_functions() -> Iterator[list[str]]:
         def keep(function: Any, /, **how: Any) -> None:
             own = function.forward
             if isinstance(own, partial) and own.func is _record:  # inherited, and kept already
-                own = own.args[1]
-            stack.enter_context(replaced(function, "forward", staticmethod(partial(_record, function, own))))
+                own = own.args[2]
+            stack.enter_context(
+                replaced(function, "forward", staticmethod(partial(_record, note, function, own)))
+            )
 
         stack.callback(_CALLS.clear)
         stack.enter_context(replaced(checkpoint.CheckpointFunction, "apply", staticmethod(at_once)))
@@ -142,7 +146,9 @@ def with_functions(module: Any) -> None:
         part.recompile()
 
 
-def _record(function: Any, forward: Callable[..., Any], *given: Any) -> Any:
+def _record(note: Callable[[str], None], function: Any, forward: Callable[..., Any], *given: Any) -> Any:
+    if torch._C._is_any_autocast_enabled():
+        note(AS_GIVEN)
     call = _Call(function, forward, given)
     if any(callable(x) and not isinstance(x, Tensor) for x in tree_leaves(call.given)):
         raise InputError(
