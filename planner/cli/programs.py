@@ -36,6 +36,12 @@ class TracingOptions:
         bool,
         typer.Option("--gradient", help="Add the backward pass of a PyTorch module that returns its loss."),
     ] = False
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            "--optimizer", help="Add its step too, with its states: a class of torch.optim, as AdamW."
+        ),
+    ] = ""
     python: Annotated[
         str | None,
         typer.Option("--python", help="Interpreter that has JAX or PyTorch, for FILE.py:NAME (this one)."),
@@ -112,10 +118,17 @@ def _program(source: str, tracing: TracingOptions) -> "Program":
 
         rules = _rules(tracing.rule or ())
         return trace_function(
-            source, tracing.python, tracing.replicate_unknown, tracing.trips, rules, tracing.gradient
+            source,
+            tracing.python,
+            tracing.replicate_unknown,
+            tracing.trips,
+            rules,
+            tracing.gradient,
+            tracing.optimizer,
         )
-    if tracing.gradient:
-        raise InputError(f"--gradient: {source} is traced already; trace FILE.py:NAME with it")
+    if tracing.gradient or tracing.optimizer:
+        option = "optimizer" if tracing.optimizer else "gradient"
+        raise InputError(f"--{option}: {source} is traced already; trace FILE.py:NAME with it")
     return validated(Program, load_mapping(Path(source), ".json"), source)
 
 

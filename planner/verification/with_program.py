@@ -64,10 +64,11 @@ def trace_function(
     trips: int | None = None,
     rules: Mapping[str, str] = MappingProxyType({}),
     gradient: bool = False,
+    optimizer: str = "",
 ) -> Program:
     """The program of ``FILE.py:NAME``, traced by JAX or torch in a process of its own; options as in `from_jax`.
 
-    ``gradient`` is of modules alone, as in `from_torch`.
+    ``gradient`` is of modules alone, as in `from_torch`; ``optimizer`` too, a class of ``torch.optim``.
 
     Raises ``InputError`` where there is no such function, or it cannot be traced.
     """
@@ -77,6 +78,7 @@ def trace_function(
         "trips": trips,
         "rules": dict(rules),
         "gradient": gradient,
+        "optimizer": optimizer,
     }
     found = _run("trace", {"function.txt": target}, task, DEVICES, python, ("pydantic",))
     return Program.model_validate(found["program"])

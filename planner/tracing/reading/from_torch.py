@@ -17,6 +17,7 @@ def from_torch(
     module: Any,
     *example_inputs: Any,
     gradient: bool = False,
+    optimizer: Callable[[list[Any]], Any] | None = None,
     name: str | None = None,
     replicate_unknown: bool = False,
     trips: int | None = None,
@@ -27,6 +28,10 @@ def from_torch(
     With ``gradient`` the module must return one number, and the program is that of the gradients of its parameters
     and of the number; they are to lie as the parameters do. Parameters that require no gradient, or that none reaches,
     are frozen, where others have one.
+
+    ``optimizer`` makes an optimizer of parameters, as ``torch.optim.AdamW`` does, or a function that says its options
+    and groups. With it the program is a step of training: the gradients, and new weights and states, which are to lie
+    as the old ones do.
 
     A way through the module that depends on values is the one that the inputs take, which need values then; of a
     ``torch.cond`` it is the branch with more operators; a ``while_loop`` runs ``trips`` times.
@@ -42,11 +47,16 @@ def from_torch(
     """
     from planner.tracing.reading.torch_export import core_program
     from planner.tracing.reading.torch_lifted import traced
+    from planner.tracing.reading.torch_optimizers import update_of
 
+    gradient = gradient or optimizer is not None
     exported, notes = core_program(module, example_inputs, trips, gradient)
     found = traced(exported, module, example_inputs, gradient)
+    update = None if optimizer is None else update_of(optimizer, found.weights)
     title = name or type(module).__name__
-    program = _Importer(title, replicate_unknown, rules).run(found.graph, found.roles, found.gradients)
+    program = _Importer(title, replicate_unknown, rules).run(
+        found.graph, found.roles, found.gradients, update
+    )
     return program.model_copy(update={"applied": (*notes, *found.notes)})
 
 
@@ -75,39 +85,68 @@ class _Importer:
         self.ties: list[Tie] = []
         self.names: dict[Any, Any] = {}
         """Node of the traced graph -> value, or values where it makes several."""
+        self.prefix = ""
+        """Of what is made."""
 
-    def run(self, graph: Any, roles: Sequence[tuple[str, Role]], gradients: int) -> Program:
-        given = iter(roles)
-        outputs: list[str | None] = []
+    def run(
+        self, graph: Any, roles: Sequence[tuple[str, Role]], gradients: int, update: Any = None
+    ) -> Program:
+        """``gradients``: how many of the first results are those of the first inputs; ``update``: what follows them."""
+        paths = [path for path, _ in roles]
+        self._give(graph, roles)
+        results = self._walk(graph, paths)
+        lie = list(zip(results[:gradients], paths, strict=False))
+        if update is not None:
+            reached = [(path, made) for made, path in lie if made is not None]
+            for path, tensor in update.states:
+                self._value(path, tensor, "input", path)
+            kept = [*(path for path, _ in reached), *(path for path, _ in update.states)]
+            self.prefix = "update."
+            new = self._walk(
+                update.graph, [*kept[: len(reached)], *(g for _, g in reached), *kept[len(reached) :]]
+            )
+            lie, results = list(zip(new, kept, strict=True)), [*new, *results[gradients:]]
+            paths += [path for path, _ in update.states]
+        ties = [Tie(source=o, target=p) for o, p in lie if o is not None and o != p]
+        return Program(
+            name=self.name,
+            values=tuple(self.values.values()),
+            operations=tuple(self.operations),
+            inputs=tuple(paths),
+            outputs=tuple(dict.fromkeys(n for n in results if n is not None)),
+            results=tuple(results),
+            ties=(*ties, *self.ties),
+            replicated=tuple(self.replicated),
+            rules=dict(self.rules),
+        )
+
+    def _give(self, graph: Any, roles: Sequence[tuple[str, Role]]) -> None:
+        """The values that ``graph`` is given."""
+        given = (node for node in graph.nodes if node.op == "placeholder")
+        for node, (path, role) in zip(given, roles, strict=True):
+            self._value(path, node.meta["val"], role, path)
+
+    def _walk(self, graph: Any, given: Sequence[str]) -> list[str | None]:
+        """Record the operators of ``graph``, whose inputs are called ``given``; what its results are called."""
+        names = iter(given)
+        results: list[str | None] = []
         for node in graph.nodes:
             if node.op == "placeholder":
-                path, role = next(given)
-                self.names[node] = self._value(path, node.meta["val"], role, path)
+                self.names[node] = next(names)
             elif node.op == "get_attr":
                 self.names[node] = None
             elif node.op == "output":
-                outputs = [self.names[n] if hasattr(n, "op") else None for n in _leaves(node.args)]
+                results = [self.names[n] if hasattr(n, "op") else None for n in _leaves(node.args)]
             elif _kind(node.target) in ("steps", "steps_backward"):
                 self._loop(node)
             elif "getitem" in str(node.target):
                 self.names[node] = self.names[node.args[0]][node.args[1]] if node.users else None
             elif any(hasattr(made, "dtype") for made in _leaves(node.meta.get("val"))):  # else a check
                 self._call(node)
-        paths = [path for path, _ in roles]
-        ties = [
-            Tie(source=o, target=p) for o, p in zip(outputs[:gradients], paths, strict=False) if o is not None
-        ]
-        return Program(
-            name=self.name,
-            values=tuple(self.values.values()),
-            operations=tuple(self.operations),
-            inputs=tuple(paths),
-            outputs=tuple(dict.fromkeys(n for n in outputs if n is not None)),
-            results=tuple(outputs),
-            ties=(*ties, *self.ties),
-            replicated=tuple(self.replicated),
-            rules=dict(self.rules),
-        )
+        return results
+
+    def _title(self, node: Any) -> str:
+        return f"{self.prefix}{node.name}"
 
     def _value(self, name: str, tensor: Any, role: Role = "intermediate", path: str = "") -> str:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -127,7 +166,7 @@ class _Importer:
             return inner.run(graph, [(n, "input") for n in names], 0)
 
         given, body = LOOPS[_kind(node.target)](node, known)
-        loop = Loop(node.name, given.rows[0].shape[0])
+        loop = Loop(self._title(node), given.rows[0].shape[0])
         self.names[node] = loop.run(given, body, core_operators(), traced)
         self.values |= {v.name: v for v in loop.values}
         self.operations += loop.operations
@@ -142,7 +181,7 @@ class _Importer:
         made = node.meta["val"]
         results = list(made) if isinstance(made, tuple | list) else [made]
         outputs = [
-            self._value(node.name if len(results) == 1 else f"{node.name}:{k}", tensor)
+            self._value(self._title(node) if len(results) == 1 else f"{self._title(node)}:{k}", tensor)
             if hasattr(tensor, "dtype")
             else None
             for k, tensor in enumerate(results)
@@ -159,7 +198,9 @@ class _Importer:
         if kind in _SPLIT:
             _SPLIT[kind](self, node, call, inputs, written)
         else:
-            self._add(node.name, kind, inputs, written, self._rule(node, kind, call, before), _digest(node))
+            self._add(
+                self._title(node), kind, inputs, written, self._rule(node, kind, call, before), _digest(node)
+            )
 
     def _rule(self, node: Any, kind: str, call: Call, before: str) -> Rule:
         given = rule_for(self.rules, [kind], call.inputs, call.outputs)
@@ -169,8 +210,8 @@ class _Importer:
         if rule is not None:
             return retyped(rule(call), before, call.dtype)
         if not self.replicate_unknown:
-            raise no_rule(f"{node.name} ({kind})")
-        self.replicated.append(node.name)
+            raise no_rule(f"{self._title(node)} ({kind})")
+        self.replicated.append(self._title(node))
         return opaque(call.inputs, call.outputs)
 
     def _add(
@@ -195,25 +236,30 @@ class _Importer:
         bias, left, right = inputs
         shapes = (self.values[left].shape, self.values[right].shape)
         kind = "bmm" if len(shapes[0]) == 3 else "mm" if len(shapes[1]) == 2 else "mv"
-        mid = f"{node.name}.product"
+        mid = f"{self._title(node)}.product"
         self.values[mid] = self.values[outputs[0]].model_copy(update={"name": mid})
         pair = call._replace(inputs=shapes)
         self._add(mid, kind, [left, right], [mid], TORCH_RULES[kind](pair), "")
         added = [self.values[mid].shape, self.values[bias].shape]
-        self._add(node.name, "add", [mid, bias], outputs, elementwise(added, call.outputs), "")
+        self._add(self._title(node), "add", [mid, bias], outputs, elementwise(added, call.outputs), "")
 
     def _convolution(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
         """A convolution, and the sum with its bias."""
         rule = TORCH_RULES["convolution"](call)
         if len(inputs) < 3:
-            return self._add(node.name, "convolution", inputs, outputs, rule, _digest(node))
-        mid = f"{node.name}.product"
+            return self._add(self._title(node), "convolution", inputs, outputs, rule, _digest(node))
+        mid = f"{self._title(node)}.product"
         self.values[mid] = self.values[outputs[0]].model_copy(update={"name": mid})
         self._add(mid, "convolution", inputs[:2], [mid], rule, "")
         whole = elementwise([call.outputs[0]], call.outputs)
         channel = (whole.writes[0][1],)
         return self._add(
-            node.name, "add", [mid, inputs[2]], outputs, whole._replace(reads=(*whole.reads, channel)), ""
+            self._title(node),
+            "add",
+            [mid, inputs[2]],
+            outputs,
+            whole._replace(reads=(*whole.reads, channel)),
+            "",
         )
 
     def _convolution_backward(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:

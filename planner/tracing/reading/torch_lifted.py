@@ -1,7 +1,7 @@
 """An exported module as a function of its tensors, and the graph of that, or of its derivative."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,8 @@ class Traced(NamedTuple):
     gradients: int
     """How many of its first results are gradients of its first arguments."""
     notes: tuple[str, ...]
+    weights: Mapping[str, Any]
+    """Those that a gradient reaches."""
 
 
 def traced(exported: Any, module: Any, inputs: Sequence[Any], gradient: bool) -> Traced:
@@ -45,7 +47,8 @@ def traced(exported: Any, module: Any, inputs: Sequence[Any], gradient: bool) ->
     roles: list[tuple[str, Role]] = [(n, "frozen" if n in unreached else "parameter") for n in names]
     roles += [(n, "frozen" if n in lifted.frozen else "constant") for n in lifted.states]
     roles += [(n, "input") for n in _input_names(module, inputs)]
-    return Traced(found.graph, roles, len(names) if gradient else 0, tuple(_noted(unreached)))
+    reached = {n: w.to("meta") for n, w in lifted.parameters.items() if n not in unreached}
+    return Traced(found.graph, roles, len(names) if gradient else 0, tuple(_noted(unreached)), reached)
 
 
 def core_operators() -> Any:

@@ -7,6 +7,7 @@ Prints, as JSON, its `Program`, or why it has none.
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ def main(path: str) -> None:
     print(json.dumps(found))
 
 
+OF_MODULES: Mapping[str, str] = {
+    "gradient": "hand in jax.value_and_grad of it, or what from_torch(..., gradient=True) returns",
+    "optimizer": "hand in a whole step, or what from_torch(..., optimizer=...) returns",
+}
+"""Options that modules alone have, and what to do instead."""
+
+
 def trace(task: dict[str, Any]) -> Program:
     """The program of ``task["function"]``, which remembers where it came from; a module is one with parameters."""
     target = task["function"]
@@ -39,19 +47,33 @@ def trace(task: dict[str, Any]) -> Program:
         "rules": task.get("rules", {}),
     }
     loaded = load_function(target)
+    title = target.rpartition(":")[2]
+    more: dict[str, str] = {name: task[name] for name in OF_MODULES if task.get(name)}
+    if isinstance(loaded, Program) or not hasattr(loaded[0], "named_parameters"):
+        for name in more:
+            what = "a program already" if isinstance(loaded, Program) else "a function"
+            raise InputError(f"{target} is {what}, which --{name} is not for: {OF_MODULES[name]}")
     if isinstance(loaded, Program):
         return loaded
-    title = target.rpartition(":")[2]
-    gradient = task.get("gradient", False)
     if hasattr(loaded[0], "named_parameters"):
-        program = from_torch(*loaded, gradient=gradient, name=title, **how)
-    elif gradient:
-        raise InputError(
-            f"{target} is a function, which --gradient is not for: hand in jax.value_and_grad of it"
-        )
+        optimizer = _optimizer(more["optimizer"]) if "optimizer" in more else None
+        gradient = "gradient" in more
+        program = from_torch(*loaded, gradient=gradient, optimizer=optimizer, name=title, **how)
     else:
         program = from_jax(*loaded, name=title, **how)
     return program.model_copy(update={"source": target})
+
+
+def _optimizer(name: str) -> Any:
+    """The class of that name in ``torch.optim``, however its letters are written."""
+    import torch
+
+    classes = {c.__name__.lower(): c for c in vars(torch.optim).values() if isinstance(c, type)}
+    known = {n: c for n, c in classes.items() if issubclass(c, torch.optim.Optimizer)}
+    if name.lower() not in known:
+        names = ", ".join(sorted(c.__name__ for c in known.values() if c is not torch.optim.Optimizer))
+        raise InputError(f"--optimizer {name!r} is none of torch.optim: {names}")
+    return known[name.lower()]
 
 
 if __name__ == "__main__":
