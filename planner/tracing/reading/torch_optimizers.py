@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from planner.errors import InputError
+from planner.tracing.reading.torch_lifted import core_operators
 
 Factory = Callable[[list[Any]], torch.optim.Optimizer]
 """Parameters -> their optimizer."""
@@ -60,7 +61,8 @@ def _traced(factory: Factory, weights: Mapping[str, Tensor]) -> Update:
         return [*new, *moved]
 
     given = list(weights.values()), [torch.empty_like(x) for x in weights.values()], kept
-    graph = make_fx(torch.func.functionalize(make_fx(run)(*given)))(*given).graph
+    step = torch.func.functionalize(make_fx(run)(*given))
+    graph = make_fx(step, decomposition_table=core_operators())(*given).graph
     _drop_unread(graph)
     states = [(f"{w}.{name}", x) for w, state in zip(weights, kept, strict=True) for name, x in state.items()]
     return Update(graph, states)

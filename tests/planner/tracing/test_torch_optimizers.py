@@ -126,6 +126,23 @@ def test_groups_have_options_of_their_own() -> None:
     }
 
 
+def test_gradients_may_be_clipped_before_a_step() -> None:
+    """By a hook: the norm of all of them is one number that every weight reads."""
+
+    def clipped(parameters: Any) -> Any:
+        def clip(*call: Any) -> None:
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+
+        optimizer = optim.SGD(parameters)
+        optimizer.register_step_pre_hook(clip)
+        return optimizer
+
+    program = from_torch(*net(), optimizer=clipped)
+    norms = [op for op in program.operations if op.name.startswith("update.") and op.reductions]
+    assert len(norms) == 4  # of three weights, and of these
+    assert tied(program) == {"first.weight", "first.bias", "second.weight"}
+
+
 @pytest.mark.parametrize(
     ("optimizer", "why"),
     [
