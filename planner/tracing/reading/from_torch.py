@@ -52,7 +52,7 @@ def from_torch(
     gradient = gradient or optimizer is not None
     exported, notes = core_program(module, example_inputs, trips, gradient)
     found = traced(exported, module, example_inputs, gradient)
-    update = None if optimizer is None else update_of(optimizer, found.weights)
+    update = None if optimizer is None else update_of(optimizer, found.weights, _has_rule)
     title = name or type(module).__name__
     program = _Importer(title, replicate_unknown, rules).run(
         found.graph, found.roles, found.gradients, update
@@ -65,6 +65,10 @@ def _kind(target: Any) -> str:
     library, _, name = str(getattr(target, "_schema", target)).partition("(")[0].partition("::")
     name = name.partition(".")[0]
     return name if library in ("aten", "meshwright") else f"{library}.{name}"
+
+
+def _has_rule(target: Any) -> bool:
+    return _kind(target) in TORCH_RULES or _tagged(target) is not None
 
 
 def _tagged(target: Any) -> TorchRule | None:

@@ -28,13 +28,14 @@ class Update(NamedTuple):
     """What is kept for which weight, as ``weight.name``."""
 
 
-def update_of(factory: Factory, weights: Mapping[str, Tensor]) -> Update:
+def update_of(factory: Factory, weights: Mapping[str, Tensor], known: Callable[[Any], bool]) -> Update:
     """The step of the optimizer that ``factory`` makes for ``weights``, which need no storage.
 
-    Raises ``InputError`` where it is no optimizer, or looks at values.
+    Operators that are not ``known`` are taken apart, where they are made of others. Raises ``InputError`` where it is
+    no optimizer, or looks at values.
     """
     try:
-        return _traced(factory, weights)
+        return _traced(factory, weights, known)
     except InputError:
         raise
     except Exception as error:
@@ -44,7 +45,7 @@ def update_of(factory: Factory, weights: Mapping[str, Tensor]) -> Update:
         ) from error
 
 
-def _traced(factory: Factory, weights: Mapping[str, Tensor]) -> Update:
+def _traced(factory: Factory, weights: Mapping[str, Tensor], known: Callable[[Any], bool]) -> Update:
     begun = _begun(factory, list(weights.values()))
     kept = [{name: x for name, x in state.items() if _is_array(x)} for state in begun]
 
@@ -61,8 +62,8 @@ def _traced(factory: Factory, weights: Mapping[str, Tensor]) -> Update:
         return [*new, *moved]
 
     given = list(weights.values()), [torch.empty_like(x) for x in weights.values()], kept
-    step = torch.func.functionalize(make_fx(run)(*given))
-    graph = make_fx(step, decomposition_table=core_operators())(*given).graph
+    table = {operator: parts for operator, parts in core_operators().items() if not known(operator)}
+    graph = make_fx(torch.func.functionalize(run), decomposition_table=table)(*given).graph
     _drop_unread(graph)
     states = [(f"{w}.{name}", x) for w, state in zip(weights, kept, strict=True) for name, x in state.items()]
     return Update(graph, states)
