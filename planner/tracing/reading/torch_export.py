@@ -20,7 +20,7 @@ from planner.tracing.reading.torch_control import unfolded
 from planner.tracing.reading.torch_functions import kept_functions, replaced, with_functions
 from planner.tracing.reading.torch_libraries import with_derivatives
 from planner.tracing.reading.torch_steps import kept_layers, with_layers
-from planner.tracing.reading.torch_stops import stopped
+from planner.tracing.reading.torch_stops import kept_stops
 
 CHECKS = """
     _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async sym_constrain_range
@@ -45,13 +45,11 @@ def core_program(
     Which way a module takes where that depends on values is what its example inputs say, if they have values.
     """
     keeping: AbstractContextManager[list[str]] = kept_functions() if gradient else nullcontext([])
-    with keeping as notes, kept_autocast():
+    with keeping as notes, kept_stops() if gradient else nullcontext(), kept_autocast():
         exported = _exported(module, inputs, notes)
         _check_names(module)
         _check_sizes(exported.graph_module)
         _drop_checks(exported.graph_module)
-        if gradient:
-            stopped(exported.graph_module)
         exported = move_to_device_pass(exported, "meta")
         with_casts(exported.graph_module)
         exported = with_attention(exported)

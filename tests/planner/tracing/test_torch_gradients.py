@@ -147,8 +147,24 @@ def local(m: Any, x: Any) -> Any:
     return m.second(Local.apply(m.first(x)))
 
 
+def inferred(m: Any, x: Any) -> Any:
+    made = m.first(x)
+    with torch.inference_mode():
+        goal = m.second(made)
+    return made - goal.clone()
+
+
+def detached_in_place(m: Any, x: Any) -> Any:
+    return m.first(x) - m.second(x).detach_()
+
+
 STOPS: dict[str, Callable[..., Any]] = {
     "no_grad": unwatched,
+    "no_grad under autocast": under_autocast,
+    "decorated under autocast": decorated_under_autocast,
+    "autocast under no_grad": around_autocast,
+    "inference_mode": inferred,
+    "detach in place": detached_in_place,
     "detach": detached,
     "enable_grad": watched_again,
     "statistics": statistics,
@@ -171,14 +187,18 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
     found = traced(exported, module, (x,), gradient=True)
     weights = dict(module.named_parameters())
     given = [{**weights, "shift": module.shift, "x": x}[n].detach().clone() for n, _ in found.roles]
+    for node in found.graph.nodes:
+        if "device" in node.kwargs:
+            node.update_kwarg("device", x.device)
     *gradients, loss = torch.fx.Interpreter(found.graph.owning_module).run(*given)
     want = module(x)
     want.backward()
-    torch.testing.assert_close(loss, want.detach())
+    rough = {"rtol": 0.05, "atol": 0.02} if "autocast" in name else {}  # the CPU rounds elsewhere
+    torch.testing.assert_close(loss, want.detach(), **rough)
     assert len(gradients) == len(weights)
     for (path, role), gradient in zip(found.roles, gradients, strict=False):
         assert (role == "frozen") == (gradient is None) == (weights[path].grad is None)
-        torch.testing.assert_close(gradient, weights[path].grad)
+        torch.testing.assert_close(gradient, weights[path].grad, **rough)
 
 
 class Dirty(Rounded):
@@ -214,11 +234,6 @@ def test_what_cannot_be_differentiated_is_refused(said: str) -> None:
 def test_what_is_taken_for_granted_is_noted() -> None:
     program = from_torch(Module(STOPS["checkpoint"]), torch.zeros(4, 8), gradient=True)
     assert any("a second time" in note for note in program.applied)
-    for within in (under_autocast, decorated_under_autocast):
-        program = from_torch(Module(within), torch.zeros(4, 8), gradient=True)
-        assert any("inside of torch.autocast" in note for note in program.applied)
-    program = from_torch(Module(around_autocast), torch.zeros(4, 8), gradient=True)
-    assert not any("autocast" in note for note in program.applied)
     program = from_torch(Module(detached), torch.zeros(4, 8), gradient=True)
     assert "no gradient reaches second.weight: taken as frozen" in program.applied
     assert [t.target for t in program.ties] == ["first.weight", "first.bias"]
