@@ -111,6 +111,8 @@ class _Importer:
 
     def _value(self, name: str, tensor: Any, role: Role = "intermediate", path: str = "") -> str:
         dtype = str(tensor.dtype).removeprefix("torch.")
+        while name in self.values:  # a parameter or an input may be called like an operator
+            name += "'"
         self.values[name] = Value(name=name, shape=_shape(tensor), dtype=dtype, role=role, path=path)
         return name
 

@@ -44,7 +44,8 @@ def traced(exported: Any, module: Any, inputs: Sequence[Any], gradient: bool) ->
     unreached = _unreached(found.graph, names) if gradient else []
     roles: list[tuple[str, Role]] = [(n, "frozen" if n in unreached else "parameter") for n in names]
     roles += [(n, "frozen" if n in lifted.frozen else "constant") for n in lifted.states]
-    roles += [(n, "input") for n in _input_names(module, inputs)]
+    taken = {n for n, _ in roles}
+    roles += [(f"input.{n}" if n in taken else n, "input") for n in _input_names(module, inputs)]
     return Traced(found.graph, roles, len(names) if gradient else 0, tuple(_noted(unreached)))
 
 
