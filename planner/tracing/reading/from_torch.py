@@ -31,7 +31,7 @@ def from_torch(
     A way through the module that depends on values is the one that the inputs take, which need values then; of a
     ``torch.cond`` it is the branch with more operators; a ``while_loop`` runs ``trips`` times.
 
-    Recurrent layers are loops over time.
+    Recurrent layers are loops over time. A module that takes gradients in its forward pass is read as it runs.
 
     ``rules`` say of operators that libraries define, as ``library.name``, how their loops index their arrays
     (`planner.tracing.reading.kernels`).
@@ -41,10 +41,14 @@ def from_torch(
     differentiate the module.
     """
     from planner.tracing.reading.torch_export import core_program
-    from planner.tracing.reading.torch_lifted import traced
+    from planner.tracing.reading.torch_lifted import traced, traced_running
+    from planner.tracing.reading.torch_running import NOTE, TakesGradient
 
-    exported, notes = core_program(module, example_inputs, trips, gradient)
-    found = traced(exported, module, example_inputs, gradient)
+    try:
+        exported, notes = core_program(module, example_inputs, trips, gradient)
+        found = traced(exported, module, example_inputs, gradient)
+    except TakesGradient:
+        found, notes = traced_running(module, example_inputs, gradient), (NOTE,)
     title = name or type(module).__name__
     program = _Importer(title, replicate_unknown, rules).run(found.graph, found.roles, found.gradients)
     return program.model_copy(update={"applied": (*notes, *found.notes)})
@@ -58,10 +62,17 @@ def _kind(target: Any) -> str:
 
 
 def _tagged(target: Any) -> TorchRule | None:
-    """The rule of an operator that PyTorch, or the library that defines it, says to work on every element by itself."""
-    from torch import Tag
+    """The rule of an operator that PyTorch, or the library that defines it, says to work on every element by itself.
 
-    return pointwise if Tag.pointwise in getattr(target, "tags", ()) else None
+    Primitives (``prims.add``) have no such tags: those are that the operators of their names have.
+    """
+    from torch import Tag, ops
+
+    namesake = getattr(ops.aten, _kind(target).removeprefix("prims."), None)
+    tags = {*getattr(target, "tags", ())}
+    if _kind(target).startswith("prims.") and namesake is not None:
+        tags |= {*getattr(namesake, namesake.overloads()[0]).tags}
+    return pointwise if Tag.pointwise in tags else None
 
 
 class _Importer:

@@ -21,6 +21,8 @@ from planner.errors import InputError
 torch.library.define("meshwright::function", "(Tensor[] tensors, int number) -> Tensor[]")
 
 CHECKPOINTS = "torch.utils.checkpoint: run once, not a second time for the gradient"
+HOOKS = "hooks on gradients (register_hook, register_full_backward_hook): not followed"
+
 AS_GIVEN = "torch.autograd.Function inside of torch.autocast: nothing in it is cast"
 
 
@@ -94,7 +96,7 @@ torch.library.impl("meshwright::function", "CompositeExplicitAutograd", _shapes)
 def kept_functions() -> Iterator[list[str]]:
     """Calls of functions become operators of what is exported meanwhile; gives notes on what is left out."""
     notes: list[str] = []
-    checkpoint = torch.utils.checkpoint
+    checkpoint, hook = torch.utils.checkpoint, Tensor.register_hook
 
     def note(words: str) -> None:
         notes.extend({words} - {*notes})
@@ -106,6 +108,10 @@ def kept_functions() -> Iterator[list[str]]:
     def around(*given: Any, **how: Any) -> Iterator[None]:
         note(CHECKPOINTS)
         yield
+
+    def looked(tensor: Tensor, run: Any) -> Any:
+        note(HOOKS)
+        return hook(tensor, run)
 
     with ExitStack() as stack:
 
@@ -120,10 +126,17 @@ def kept_functions() -> Iterator[list[str]]:
         stack.callback(_CALLS.clear)
         stack.enter_context(replaced(checkpoint.CheckpointFunction, "apply", staticmethod(at_once)))
         stack.enter_context(replaced(checkpoint, "_checkpoint_without_reentrant_generator", around))
+        stack.enter_context(replaced(Tensor, "register_hook", looked))
         stack.enter_context(replaced(Function, "__init_subclass__", classmethod(keep)))
         for function in dict.fromkeys(_defined(Function)):
             keep(function)
         yield notes
+
+
+def hooked(module: Any) -> bool:
+    """Whether gradients of its parts or its parameters are looked at, or changed, as they are made."""
+    parts = [x for part in module.modules() for x in (part._backward_hooks, part._backward_pre_hooks)]
+    return any([*parts, *(p._backward_hooks for p in module.parameters())])
 
 
 def with_functions(module: Any) -> None:

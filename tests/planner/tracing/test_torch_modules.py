@@ -128,7 +128,10 @@ def test_parameters_inputs_and_operators_may_be_called_alike() -> None:
     class Named(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.mask, self.mul = torch.nn.Parameter(torch.zeros(16)), torch.nn.Parameter(torch.zeros(8, 4, 16))
+            self.mask, self.mul = (
+                torch.nn.Parameter(torch.zeros(16)),
+                torch.nn.Parameter(torch.zeros(8, 4, 16)),
+            )
 
         def forward(self, x: Any, mask: Any) -> Any:
             return (x * self.mask * self.mul + mask).sum()
