@@ -36,7 +36,7 @@ def from_torch(
     A way through the module that depends on values is the one that the inputs take, which need values then; of a
     ``torch.cond`` it is the branch with more operators; a ``while_loop`` runs ``trips`` times.
 
-    Recurrent layers are loops over time.
+    Recurrent layers are loops over time. A module that takes gradients in its forward pass is read as it runs.
 
     ``rules`` say of operators that libraries define, as ``library.name``, how their loops index their arrays
     (`planner.tracing.reading.kernels`).
@@ -46,12 +46,16 @@ def from_torch(
     differentiate the module.
     """
     from planner.tracing.reading.torch_export import core_program
-    from planner.tracing.reading.torch_lifted import traced
+    from planner.tracing.reading.torch_lifted import traced, traced_running
     from planner.tracing.reading.torch_optimizers import update_of
+    from planner.tracing.reading.torch_running import NOTE, TakesGradient
 
     gradient = gradient or optimizer is not None
-    exported, notes = core_program(module, example_inputs, trips, gradient)
-    found = traced(exported, module, example_inputs, gradient)
+    try:
+        exported, notes = core_program(module, example_inputs, trips, gradient)
+        found = traced(exported, module, example_inputs, gradient)
+    except TakesGradient:
+        found, notes = traced_running(module, example_inputs, gradient), (NOTE,)
     update = None if optimizer is None else update_of(optimizer, found.weights, _has_rule)
     title = name or type(module).__name__
     program = _Importer(title, replicate_unknown, rules).run(
@@ -72,10 +76,17 @@ def _has_rule(target: Any) -> bool:
 
 
 def _tagged(target: Any) -> TorchRule | None:
-    """The rule of an operator that PyTorch, or the library that defines it, says to work on every element by itself."""
-    from torch import Tag
+    """The rule of an operator that PyTorch, or the library that defines it, says to work on every element by itself.
 
-    return pointwise if Tag.pointwise in getattr(target, "tags", ()) else None
+    Primitives (``prims.add``) have no such tags: those are that the operators of their names have.
+    """
+    from torch import Tag, ops
+
+    namesake = getattr(ops.aten, _kind(target).removeprefix("prims."), None)
+    tags = {*getattr(target, "tags", ())}
+    if _kind(target).startswith("prims.") and namesake is not None:
+        tags |= {*getattr(namesake, namesake.overloads()[0]).tags}
+    return pointwise if Tag.pointwise in tags else None
 
 
 class _Importer:
@@ -96,39 +107,32 @@ class _Importer:
         self, graph: Any, roles: Sequence[tuple[str, Role]], gradients: int, update: Any = None
     ) -> Program:
         """``gradients``: how many of the first results are those of the first inputs; ``update``: what follows them."""
-        paths = [path for path, _ in roles]
-        self._give(graph, roles)
-        results = self._walk(graph, paths)
-        lie = list(zip(results[:gradients], paths, strict=False))
+        given = [n for n in graph.nodes if n.op == "placeholder"]
+        inputs = [
+            self._value(path, node.meta["val"], role, path)
+            for node, (path, role) in zip(given, roles, strict=True)
+        ]
+        results = self._walk(graph, inputs)
+        lie = list(zip(results[:gradients], inputs, strict=False))
         if update is not None:
-            reached = [(path, made) for made, path in lie if made is not None]
-            for path, tensor in update.states:
-                self._value(path, tensor, "input", path)
-            kept = [*(path for path, _ in reached), *(path for path, _ in update.states)]
+            weights, made = zip(*((weight, g) for g, weight in lie if g is not None), strict=True)
+            states = [self._value(path, x, "input", path) for path, x in update.states]
             self.prefix = "update."
-            new = self._walk(
-                update.graph, [*kept[: len(reached)], *(g for _, g in reached), *kept[len(reached) :]]
-            )
-            lie, results = list(zip(new, kept, strict=True)), [*new, *results[gradients:]]
-            paths += [path for path, _ in update.states]
+            new = self._walk(update.graph, [*weights, *made, *states])
+            lie, results = list(zip(new, [*weights, *states], strict=True)), [*new, *results[gradients:]]
+            inputs += states
         ties = [Tie(source=o, target=p) for o, p in lie if o is not None and o != p]
         return Program(
             name=self.name,
             values=tuple(self.values.values()),
             operations=tuple(self.operations),
-            inputs=tuple(paths),
+            inputs=tuple(inputs),
             outputs=tuple(dict.fromkeys(n for n in results if n is not None)),
             results=tuple(results),
             ties=(*ties, *self.ties),
             replicated=tuple(self.replicated),
             rules=dict(self.rules),
         )
-
-    def _give(self, graph: Any, roles: Sequence[tuple[str, Role]]) -> None:
-        """The values that ``graph`` is given."""
-        given = (node for node in graph.nodes if node.op == "placeholder")
-        for node, (path, role) in zip(given, roles, strict=True):
-            self._value(path, node.meta["val"], role, path)
 
     def _walk(self, graph: Any, given: Sequence[str]) -> list[str | None]:
         """Record the operators of ``graph``, whose inputs are called ``given``; what its results are called."""
@@ -154,6 +158,8 @@ class _Importer:
 
     def _value(self, name: str, tensor: Any, role: Role = "intermediate", path: str = "") -> str:
         dtype = str(tensor.dtype).removeprefix("torch.")
+        while name in self.values:  # a parameter or an input may be called like an operator
+            name += "'"
         self.values[name] = Value(name=name, shape=_shape(tensor), dtype=dtype, role=role, path=path)
         return name
 

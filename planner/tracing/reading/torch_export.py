@@ -17,10 +17,11 @@ from planner.errors import InputError
 from planner.tracing.reading.torch_attention import with_attention
 from planner.tracing.reading.torch_autocast import kept_autocast, with_casts
 from planner.tracing.reading.torch_control import unfolded
-from planner.tracing.reading.torch_functions import kept_functions, replaced, with_functions
+from planner.tracing.reading.torch_functions import HOOKS, hooked, kept_functions, replaced, with_functions
 from planner.tracing.reading.torch_libraries import with_derivatives
+from planner.tracing.reading.torch_running import TakesGradient, refused_gradients, takes_gradient
 from planner.tracing.reading.torch_steps import kept_layers, with_layers
-from planner.tracing.reading.torch_stops import stopped
+from planner.tracing.reading.torch_stops import kept_stops
 
 CHECKS = """
     _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async sym_constrain_range
@@ -37,24 +38,31 @@ BY_EXAMPLE = "branches that depend on values: those that the example inputs take
 def core_program(
     module: Any, inputs: Sequence[Any], trips: int | None, gradient: bool
 ) -> tuple[Any, tuple[str, ...]]:
-    """The exported module on tensors without storage, and notes on it; ``InputError`` where PyTorch cannot export it.
+    """The exported module on tensors without storage, and notes on it; ``InputError`` where PyTorch cannot export it,
+    `TakesGradient` where that is why.
 
     Recurrent layers are loops over time, or step after step where the way through the module depends on values. With
     ``gradient`` it keeps what says how it is differentiated.
 
     Which way a module takes where that depends on values is what its example inputs say, if they have values.
     """
+    if torch._C._is_any_autocast_enabled():
+        raise InputError(
+            "torch.autocast around from_torch is not read: put the region into the module's forward"
+        )
     keeping: AbstractContextManager[list[str]] = kept_functions() if gradient else nullcontext([])
-    with keeping as notes, kept_autocast():
+    with keeping as notes, kept_stops() if gradient else nullcontext(), kept_autocast():
         exported = _exported(module, inputs, notes)
+        notes += [HOOKS] if gradient and hooked(module) and HOOKS not in notes else []
         _check_names(module)
         _check_sizes(exported.graph_module)
         _drop_checks(exported.graph_module)
-        if gradient:
-            stopped(exported.graph_module)
         exported = move_to_device_pass(exported, "meta")
         with_casts(exported.graph_module)
-        exported = with_attention(exported)
+        try:
+            exported = with_attention(exported)
+        except NotImplementedError as error:
+            raise refused("read", error) from error
         with_functions(exported.graph_module)
         with_layers(exported.graph_module)
     notes += unfolded(exported.graph_module, trips)
@@ -64,7 +72,11 @@ def core_program(
 def _exported(module: Any, inputs: Sequence[Any], notes: list[str]) -> Any:
     """As PyTorch exports it; what is taken for granted is added to ``notes``."""
     try:
-        with kept_layers(), redirect_stderr(StringIO()):  # it prints the whole graph before it raises
+        with (
+            kept_layers(),
+            refused_gradients(),
+            redirect_stderr(StringIO()),
+        ):  # it prints the graph before it raises
             return torch.export.export(module, tuple(inputs))
     except InputError:
         raise
@@ -77,6 +89,8 @@ def _exported(module: Any, inputs: Sequence[Any], notes: list[str]) -> Any:
         notes.append(BY_EXAMPLE)
         return _followed(module, inputs)
     except Exception as error:
+        if takes_gradient(error):
+            raise TakesGradient from error
         raise refused("exported", error) from error
 
 

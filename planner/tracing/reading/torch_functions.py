@@ -4,7 +4,6 @@
 ``torch.utils.checkpoint`` computes a second time.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -22,9 +21,7 @@ from planner.errors import InputError
 torch.library.define("meshwright::function", "(Tensor[] tensors, int number) -> Tensor[]")
 
 CHECKPOINTS = "torch.utils.checkpoint: run once, not a second time for the gradient"
-IN_AUTOCAST = (
-    "torch.no_grad inside of torch.autocast: PyTorch's export drops it, so that a gradient goes through"
-)
+HOOKS = "hooks on gradients (register_hook, register_full_backward_hook): not followed"
 
 AS_GIVEN = "torch.autograd.Function inside of torch.autocast: nothing in it is cast"
 
@@ -99,7 +96,7 @@ torch.library.impl("meshwright::function", "CompositeExplicitAutograd", _shapes)
 def kept_functions() -> Iterator[list[str]]:
     """Calls of functions become operators of what is exported meanwhile; gives notes on what is left out."""
     notes: list[str] = []
-    checkpoint, begin = torch.utils.checkpoint, torch.no_grad.__enter__
+    checkpoint, hook = torch.utils.checkpoint, Tensor.register_hook
 
     def note(words: str) -> None:
         notes.extend({words} - {*notes})
@@ -112,10 +109,9 @@ def kept_functions() -> Iterator[list[str]]:
         note(CHECKPOINTS)
         yield
 
-    def stops(region: Any) -> None:
-        if torch._C._is_any_autocast_enabled() and not _of_torch(sys._getframe(1)):
-            note(IN_AUTOCAST)
-        begin(region)
+    def looked(tensor: Tensor, run: Any) -> Any:
+        note(HOOKS)
+        return hook(tensor, run)
 
     with ExitStack() as stack:
 
@@ -130,11 +126,17 @@ def kept_functions() -> Iterator[list[str]]:
         stack.callback(_CALLS.clear)
         stack.enter_context(replaced(checkpoint.CheckpointFunction, "apply", staticmethod(at_once)))
         stack.enter_context(replaced(checkpoint, "_checkpoint_without_reentrant_generator", around))
-        stack.enter_context(replaced(torch.no_grad, "__enter__", stops))
+        stack.enter_context(replaced(Tensor, "register_hook", looked))
         stack.enter_context(replaced(Function, "__init_subclass__", classmethod(keep)))
         for function in dict.fromkeys(_defined(Function)):
             keep(function)
         yield notes
+
+
+def hooked(module: Any) -> bool:
+    """Whether gradients of its parts or its parameters are looked at, or changed, as they are made."""
+    parts = [x for part in module.modules() for x in (part._backward_hooks, part._backward_pre_hooks)]
+    return any([*parts, *(p._backward_hooks for p in module.parameters())])
 
 
 def with_functions(module: Any) -> None:
@@ -184,14 +186,6 @@ def _differentiable(call: _Call) -> Callable[..., Any]:
         return list(Operator.apply(*tensors))
 
     return run
-
-
-def _of_torch(frame: Any) -> bool:
-    """Whether PyTorch itself asks for something, not a module that it decorates."""
-    name = frame.f_globals.get("__name__", "")
-    if name == "torch.utils._contextlib":
-        return _of_torch(frame.f_back)
-    return bool(name.partition(".")[0] == "torch")
 
 
 def _defined(base: Any) -> list[Any]:

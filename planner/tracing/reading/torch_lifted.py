@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from planner.errors import InputError
 from planner.tracing.program import Role
 from planner.tracing.reading.torch_export import refused, tensors_of
+from planner.tracing.reading.torch_running import Running
 from planner.tracing.reading.torch_stops import writes
 
 
@@ -30,10 +31,31 @@ class Traced(NamedTuple):
 def traced(exported: Any, module: Any, inputs: Sequence[Any], gradient: bool) -> Traced:
     """The graph of what an exported module returns, or of ``gradient`` and the one number that it returns."""
     lifted = _Lifted(exported, module)
-    function = _differentiated(lifted.loss) if gradient else lifted.outputs
-    table = core_operators() if gradient else None
+    return _graph(
+        lifted, _differentiated(lifted.loss) if gradient else lifted.outputs, module, inputs, gradient
+    )
+
+
+def traced_running(module: Any, inputs: Sequence[Any], gradient: bool) -> Traced:
+    """The same of a module that takes gradients itself."""
+    running = Running(module, inputs)
+    return _graph(
+        running, running.differentiated(_one) if gradient else running.outputs, module, inputs, gradient
+    )
+
+
+def _graph(
+    parts: "_Lifted | Running",
+    function: Callable[..., Any],
+    module: Any,
+    inputs: Sequence[Any],
+    gradient: bool,
+) -> Traced:
+    if gradient and not parts.parameters:
+        raise InputError("gradient=True needs a module with parameters")
+    table = core_operators() if gradient or isinstance(parts, Running) else None
     leaves = [x.to("meta") for x in tensors_of(inputs)]
-    given = (lifted.parameters, lifted.states, *leaves)
+    given = (parts.parameters, parts.states, *leaves)
     try:
         found = make_fx(function, decomposition_table=table)(*given)
         if any(map(writes, found.graph.nodes)):
@@ -42,12 +64,13 @@ def traced(exported: Any, module: Any, inputs: Sequence[Any], gradient: bool) ->
         raise
     except Exception as error:
         raise refused("differentiated" if gradient else "traced", error) from error
-    names = list(lifted.parameters)
+    names = list(parts.parameters)
     unreached = _unreached(found.graph, names) if gradient else []
     roles: list[tuple[str, Role]] = [(n, "frozen" if n in unreached else "parameter") for n in names]
-    roles += [(n, "frozen" if n in lifted.frozen else "constant") for n in lifted.states]
-    roles += [(n, "input") for n in _input_names(module, inputs)]
-    reached = {n: w.to("meta") for n, w in lifted.parameters.items() if n not in unreached}
+    roles += [(n, "frozen" if n in parts.frozen else "constant") for n in parts.states]
+    taken = {n for n, _ in roles}
+    roles += [(f"input.{n}" if n in taken else n, "input") for n in _input_names(module, inputs)]
+    reached = {n: w.to("meta") for n, w in parts.parameters.items() if n not in unreached}
     return Traced(found.graph, roles, len(names) if gradient else 0, tuple(_noted(unreached)), reached)
 
 
@@ -91,19 +114,19 @@ class _Lifted:
 
     def loss(self, weights: Any, states: Any, *inputs: Any) -> Any:
         """The one number that the module returns; raises ``InputError`` where it returns something else."""
-        made = self.outputs(weights, states, *inputs)
-        if len(made) != 1 or tuple(made[0].shape) != ():
-            shapes = ", ".join(str(tuple(x.shape)) for x in made)
-            raise InputError(
-                f"gradient=True needs a module that returns one number, this one returns {shapes}"
-            )
-        return made[0]
+        return _one(self.outputs(weights, states, *inputs))
+
+
+def _one(made: Sequence[Any]) -> Any:
+    """The one number among what a module returns."""
+    if len(made) != 1 or tuple(made[0].shape) != ():
+        shapes = ", ".join(str(tuple(x.shape)) for x in made)
+        raise InputError(f"gradient=True needs a module that returns one number, this one returns {shapes}")
+    return made[0]
 
 
 def _differentiated(call: Callable[..., Any]) -> Callable[..., Any]:
     def run(weights: Any, states: Any, *inputs: Any) -> Any:
-        if not weights:
-            raise InputError("gradient=True needs a module with parameters")
         try:
             gradients, value = torch.func.grad_and_value(call)(weights, states, *inputs)
         except RuntimeError as error:
@@ -126,7 +149,9 @@ def _unreached(graph: Any, parameters: Sequence[str]) -> list[str]:
     found = []
     for place, (name, weight) in enumerate(zip(parameters, weights, strict=False)):
         zeros = made[place]
-        if zeros.target is torch.ops.aten.full_like.default and zeros.args == (weight, 0):
+        if zeros is None:
+            found.append(name)
+        elif zeros.target is torch.ops.aten.full_like.default and zeros.args == (weight, 0):
             made[place] = None
             found.append(name)
     if len(found) == len(parameters):

@@ -38,8 +38,8 @@ SAME = "_to_copy alias clone contiguous copy detach lift_fresh_copy"
 """The same tensor, or the same numbers in another type."""
 
 CREATED = """
-    arange empty empty_permuted empty_strided eye full linspace logspace ones rand randint randn scalar_tensor
-    tril_indices triu_indices zeros
+    _efficientzerotensor arange empty empty_permuted empty_strided eye full linspace logspace ones rand randint randn
+    scalar_tensor tril_indices triu_indices zeros
 """
 
 SHAPES = "_unsafe_view reshape squeeze unsqueeze view"

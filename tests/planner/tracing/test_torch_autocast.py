@@ -15,6 +15,7 @@ from torch._C import (  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from planner.errors import InputError  # noqa: E402
 from planner.tracing.program import Program  # noqa: E402
 from planner.tracing.reading.from_torch import from_torch  # noqa: E402
 from planner.tracing.reading.torch_autocast import CASTS  # noqa: E402
@@ -171,6 +172,12 @@ def test_modules_on_the_cpu_are_read_alike(device: str) -> None:
     program = from_torch(net, torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.int64))
     assert types(program, "mm") == {"bfloat16"}
     assert results(program) == ["float32"]
+
+
+def test_a_region_around_the_reading_is_refused() -> None:
+    net = Net(lambda net, x, y: net.layer(x))
+    with torch.autocast("cpu"), pytest.raises(InputError, match="put the region into the module's forward"):
+        from_torch(net, torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.int64))
 
 
 def test_recurrent_layers_multiply_narrow_rows() -> None:

@@ -7,13 +7,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from planner.errors import InputError  # noqa: E402
 from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.reading.from_torch import from_torch  # noqa: E402
 from planner.tracing.reading.torch_export import core_program  # noqa: E402
-from planner.tracing.reading.torch_lifted import traced  # noqa: E402
+from planner.tracing.reading.torch_functions import HOOKS  # noqa: E402
+from planner.tracing.reading.torch_lifted import traced, traced_running  # noqa: E402
+from planner.tracing.reading.torch_running import NOTE  # noqa: E402
 from planner.tracing.solving.shard import shard  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -147,8 +150,24 @@ def local(m: Any, x: Any) -> Any:
     return m.second(Local.apply(m.first(x)))
 
 
+def inferred(m: Any, x: Any) -> Any:
+    made = m.first(x)
+    with torch.inference_mode():
+        goal = m.second(made)
+    return made - goal.clone()
+
+
+def detached_in_place(m: Any, x: Any) -> Any:
+    return m.first(x) - m.second(x).detach_()
+
+
 STOPS: dict[str, Callable[..., Any]] = {
     "no_grad": unwatched,
+    "no_grad under autocast": under_autocast,
+    "decorated under autocast": decorated_under_autocast,
+    "autocast under no_grad": around_autocast,
+    "inference_mode": inferred,
+    "detach in place": detached_in_place,
     "detach": detached,
     "enable_grad": watched_again,
     "statistics": statistics,
@@ -163,22 +182,92 @@ STOPS: dict[str, Callable[..., Any]] = {
 }
 
 
+def forces(m: Any, x: Any) -> Any:
+    """As a potential has them: a gradient that has a gradient."""
+    places = x.clone().requires_grad_()
+    energy = m.second(m.first(places).tanh().sum(0))
+    return torch.autograd.grad(energy.sum(), places, create_graph=True)[0] + energy
+
+
+def steps(m: Any, x: Any) -> Any:
+    """Down a gradient that has none."""
+    for _ in range(2):
+        x = x.detach().requires_grad_()
+        x = x - torch.autograd.grad(m.first(x).tanh().sum(), x)[0]
+    return m.second(x.detach())
+
+
+def inner_step(m: Any, x: Any) -> Any:
+    """As meta-learning has it, weights and all."""
+    weights = dict(m.first.named_parameters())
+
+    def loss(weights: Any) -> Any:
+        return torch.func.functional_call(m.first, weights, x).square().mean()
+
+    found = torch.func.grad(loss)(weights)
+    return m.second(torch.func.functional_call(m.first, {n: weights[n] - found[n] for n in weights}, x))
+
+
+def by_row(m: Any, x: Any) -> Any:
+    each = torch.func.vmap(torch.func.grad(lambda row: m.second(m.first(row).tanh()).sum()))
+    return each(x)
+
+
+def curvature(m: Any, x: Any) -> Any:
+    """As equations have it."""
+    return torch.func.vmap(torch.func.hessian(lambda row: m.second(m.first(row).tanh()).sum()))(x)
+
+
+def attended(m: Any, x: Any) -> Any:
+    x = x.clone().requires_grad_()
+    rows = m.first(x).unsqueeze(0)
+    with sdpa_kernel(SDPBackend.MATH):
+        made = F.scaled_dot_product_attention(rows, rows, m.second(x).unsqueeze(0))
+    return torch.autograd.grad(made.square().sum(), x, create_graph=True)[0]
+
+
+TAKEN: dict[str, Callable[..., Any]] = {
+    "forces": forces,
+    "steps": steps,
+    "inner step": inner_step,
+    "by row": by_row,
+    "curvature": curvature,
+    "attention": attended,
+}
+
+
+def compared(module: Any, x: Any, found: Any, **how: float) -> None:
+    """The traced graph's gradients and loss beside those of autograd."""
+    weights = dict(module.named_parameters())
+    given = [{**weights, "shift": module.shift, "x": x}[n].detach().clone() for n, _ in found.roles]
+    for node in found.graph.nodes:
+        if "device" in node.kwargs:
+            node.update_kwarg("device", x.device)
+    *gradients, loss = torch.fx.Interpreter(found.graph.owning_module).run(*given)
+    want = module(x)
+    want.backward()
+    torch.testing.assert_close(loss, want.detach(), **how)
+    assert len(gradients) == len(weights)
+    for (path, role), gradient in zip(found.roles, gradients, strict=False):
+        assert (role == "frozen") == (gradient is None) == (weights[path].grad is None)
+        torch.testing.assert_close(gradient, weights[path].grad, **how)
+
+
 @pytest.mark.parametrize("name", STOPS)
 def test_gradients_are_those_of_autograd(name: str) -> None:
     torch.manual_seed(0)
     module, x = Module(STOPS[name]), torch.randn(4, 8)
     exported, _ = core_program(module, (x,), None, gradient=True)
-    found = traced(exported, module, (x,), gradient=True)
-    weights = dict(module.named_parameters())
-    given = [{**weights, "shift": module.shift, "x": x}[n].detach().clone() for n, _ in found.roles]
-    *gradients, loss = torch.fx.Interpreter(found.graph.owning_module).run(*given)
-    want = module(x)
-    want.backward()
-    torch.testing.assert_close(loss, want.detach())
-    assert len(gradients) == len(weights)
-    for (path, role), gradient in zip(found.roles, gradients, strict=False):
-        assert (role == "frozen") == (gradient is None) == (weights[path].grad is None)
-        torch.testing.assert_close(gradient, weights[path].grad)
+    rough = {"rtol": 0.05, "atol": 0.02} if "autocast" in name else {}  # the CPU rounds elsewhere
+    compared(module, x, traced(exported, module, (x,), gradient=True), **rough)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_gradients_that_a_module_takes_have_gradients(name: str) -> None:
+    torch.manual_seed(0)
+    module, x = Module(TAKEN[name]), torch.randn(4, 8)
+    compared(module, x, traced_running(module, (x,), gradient=True))
+    assert NOTE in from_torch(module, x).applied
 
 
 class Dirty(Rounded):
@@ -198,7 +287,25 @@ class Calling(Rounded):
         return run(x)
 
 
+def backward_inside(m: Any, x: Any) -> Any:
+    m.first(x).sum().backward()
+    return m.second(x) - m.first.weight.grad
+
+
+def narrow_penalty(m: Any, x: Any) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return by_row(m, x)
+
+
+def hooked(m: Any, x: Any) -> Any:
+    made = m.first(x)
+    made.register_hook(lambda gradient: 2 * gradient)
+    return m.second(made)
+
+
 REFUSED: dict[str, Callable[..., Any]] = {
+    r"the module calls backward\(\) in its forward pass": backward_inside,
+    "takes gradients within torch.autocast": narrow_penalty,
     r"Dirty \(torch.autograd.Function\) writes in place": lambda m, x: Dirty.apply(m.first(x)),
     r"Calling \(torch.autograd.Function\) calls a function": lambda m, x: Calling.apply(m.first(x), m.second),
     "no gradient reaches a parameter": lambda m, x: m.first(x).detach(),
@@ -214,12 +321,14 @@ def test_what_cannot_be_differentiated_is_refused(said: str) -> None:
 def test_what_is_taken_for_granted_is_noted() -> None:
     program = from_torch(Module(STOPS["checkpoint"]), torch.zeros(4, 8), gradient=True)
     assert any("a second time" in note for note in program.applied)
-    for within in (under_autocast, decorated_under_autocast):
-        program = from_torch(Module(within), torch.zeros(4, 8), gradient=True)
-        assert any("inside of torch.autocast" in note for note in program.applied)
-    program = from_torch(Module(around_autocast), torch.zeros(4, 8), gradient=True)
-    assert not any("autocast" in note for note in program.applied)
+    program = from_torch(Module(hooked), torch.zeros(4, 8), gradient=True)
+    assert HOOKS in program.applied
+    module = Module(detached)
+    module.first.weight.register_hook(lambda gradient: 2 * gradient)
+    program = from_torch(module, torch.zeros(4, 8), gradient=True)
+    assert HOOKS in program.applied
     program = from_torch(Module(detached), torch.zeros(4, 8), gradient=True)
+    assert HOOKS not in program.applied
     assert "no gradient reaches second.weight: taken as frozen" in program.applied
     assert [t.target for t in program.ties] == ["first.weight", "first.bias"]
 

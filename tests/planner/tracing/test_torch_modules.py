@@ -124,6 +124,29 @@ def test_what_is_no_tensor_is_no_input() -> None:
     assert len(program.ties) == 2
 
 
+def test_parameters_inputs_and_operators_may_be_called_alike() -> None:
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask, self.mul = (
+                torch.nn.Parameter(torch.zeros(16)),
+                torch.nn.Parameter(torch.zeros(8, 4, 16)),
+            )
+
+        def forward(self, x: Any, mask: Any) -> Any:
+            return (x * self.mask * self.mul + mask).sum()
+
+    program = from_torch(Named(), X, X[0], gradient=True)
+    found = {v.name: (v.shape, v.role) for v in program.values if v.role != "intermediate"}
+    assert found == {
+        "mask": ((16,), "parameter"),
+        "mul": ((8, 4, 16), "parameter"),
+        "x": ((8, 4, 16), "input"),
+        "input.mask": ((4, 16), "input"),
+    }
+    assert len({t.source for t in program.ties}) == 2
+
+
 def test_what_an_export_cannot_say_is_refused() -> None:
     module = Module(lambda first, second, x: first(x).mean()).to("meta")
     module.register_buffer("graph", torch.zeros(16), persistent=False)
