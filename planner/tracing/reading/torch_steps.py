@@ -9,7 +9,7 @@ Source of the arithmetic: the documentation of ``torch.nn.LSTM``, ``torch.nn.GRU
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, update_wrapper
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -253,7 +253,8 @@ def kept_layers() -> Iterator[None]:
     """
     with ExitStack() as stack:
         for kind in STEPS:
-            call = partial(_kept, getattr(torch._C._VariableFunctions, kind), kind)
+            own = getattr(torch._C._VariableFunctions, kind)
+            call = update_wrapper(partial(_kept, own, kind), own)  # dynamo asks for names
             for owner in (torch._VF, torch):
                 stack.enter_context(replaced(owner, kind, call))
         yield
