@@ -17,18 +17,7 @@ from planner.verification import process
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from warm import QUICKER, run_warm
-
-MODULES = {
-    "torch": (
-        "transformers.masking_utils",
-        "torch.distributed._tools.fsdp2_mem_tracker",
-        "torch.distributed.pipelining",
-        "torch.distributed.tensor.parallel",
-    ),
-    "jax": ("jax.numpy", "planner.tracing.applying.jax_apply", "planner.tracing.reading.from_jax"),
-}
-"""What the programs of a framework import, as far as it takes long."""
+from warm import MODULES, QUICKER, run_warm
 
 
 @pytest.fixture
