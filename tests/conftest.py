@@ -1,5 +1,6 @@
-"""Golden files (text that we ship, compared with what the code writes now) and hypothesis settings."""
+"""Golden files (text that we ship, compared with what the code writes now), and how all tests run."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,12 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from the code")
+
+
+def pytest_collection_finish() -> None:
+    """Frameworks and tests are there to the end, as are most records: look for garbage among others, and less."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture

@@ -45,8 +45,7 @@ def run_program(
         ProgramFailed: it ended with an error, or took longer than ``timeout_seconds``.
     """
     interpreter = python or sys.executable
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})}
+    variables = {**os.environ, "PYTHONPATH": searched(), **(environment or {})}
     _check_packages(interpreter, needs, variables)
     with tempfile.TemporaryDirectory() as folder:
         for file, text in files.items():
@@ -59,6 +58,11 @@ def run_program(
     if "unsupported" in found:
         raise Unsupported(f"verify cannot run this model: {found['unsupported']}")
     return found
+
+
+def searched() -> str:
+    """PYTHONPATH of the programs: the package is found first."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _run(command: list[str], variables: Mapping[str, str], timeout_seconds: float) -> str:

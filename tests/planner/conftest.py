@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec, Efficiency, LinkSpec
+from planner import search
 from planner.models.catalog import load_model
 from planner.models.model import Model
 from planner.plans import Alternative, Estimate, Job, Optimality, Parallelism, Plan, StagePlan
@@ -17,18 +18,7 @@ from planner.verification import process
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from warm import QUICKER, run_warm
-
-MODULES = {
-    "torch": (
-        "transformers.masking_utils",
-        "torch.distributed._tools.fsdp2_mem_tracker",
-        "torch.distributed.pipelining",
-        "torch.distributed.tensor.parallel",
-    ),
-    "jax": ("jax.numpy", "planner.tracing.applying.jax_apply", "planner.tracing.reading.from_jax"),
-}
-"""What the programs of a framework import, as far as it takes long."""
+from warm import MODULES, QUICKER, run_warm
 
 
 @pytest.fixture
@@ -149,6 +139,13 @@ def hears_interrupts() -> dict[str, Callable[[], Any]]:
 def readable(plan: Plan) -> Plan:
     """The same of a model whose graph can be asked for what is in it, as comparisons do."""
     return plan.model_copy(update={"model": load_model("llama-3.1-8b")})
+
+
+@pytest.fixture
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`planner.plan` finds its plan and no more: nothing beside it is looked for that would be faster, and named."""
+    monkeypatch.setattr(search, "naming_unsearched", lambda answer, pins: answer)
+    monkeypatch.setattr(search, "naming_kernels", lambda answer: answer)
 
 
 @pytest.fixture

@@ -109,6 +109,7 @@ def test_changes_keep_the_other_pins(too_much: FitReport) -> None:
             assert (change.plan.tensor, change.plan.micro_batch, change.plan.recompute) == (1, 1, "none")
 
 
+@pytest.mark.usefixtures("unnamed")
 def test_more_devices_help_where_nothing_else_does() -> None:
     report = fit("llama-3.1-70b", NODE, global_batch=64, seq_len=2048, offload=())
     assert not report.fits

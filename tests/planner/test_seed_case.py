@@ -37,6 +37,7 @@ def test_the_slow_network_is_why() -> None:
     assert found.time["data"] > 0.8 * found.step_time_s
 
 
+@pytest.mark.usefixtures("unnamed")
 @pytest.mark.parametrize("global_batch", [64, 128, 256, 512])
 def test_hybrid_sharding_is_recommended(global_batch: int) -> None:
     found = plan("llama-2-7b", "a100-4x-50g:2", global_batch=global_batch, seq_len=1024)

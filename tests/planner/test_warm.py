@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from warm import run_warm
+from warm import LATE, run_warm
 
 MODULES = ("decimal",)
 
@@ -77,3 +77,15 @@ def test_what_does_not_end_is_ended(tmp_path: Path, environment: Mapping[str, st
 def test_modules_that_cannot_be_imported_are_said(environment: Mapping[str, str]) -> None:
     with pytest.raises(AssertionError, match="No module named 'no_such_module'"):
         run_warm(["-c"], ["no_such_module"], environment)
+
+
+def test_scripts_share_a_process_whatever_is_read_late(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os; print(os.getppid(), os.environ.get('XLA_FLAGS'))")
+    given: list[dict[str, str]] = [{"XLA_FLAGS": "--one"}, {"XLA_FLAGS": "--other"}, {}]
+    bare = {name: value for name, value in environment.items() if name not in LATE}
+    said = [run_warm([str(script)], MODULES, bare | late).stdout.split() for late in given]
+    assert [flags for _, flags in said] == ["--one", "--other", "None"]
+    assert len({process for process, _ in said}) == 1

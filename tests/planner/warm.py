@@ -28,6 +28,20 @@ QUICKER = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_
 program is parted for many threads. How arrays and collectives are laid out on devices was decided before.
 """
 
+MODULES = {
+    "torch": (
+        "transformers.masking_utils",
+        "torch.distributed._tools.fsdp2_mem_tracker",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+    ),
+    "jax": ("jax.numpy", "planner.tracing.applying.jax_apply", "planner.tracing.reading.from_jax"),
+}
+"""What the programs of a framework import, as far as it takes long."""
+
+LATE = ("NPROC", "XLA_FLAGS")
+"""Variables that nothing reads before a script computes: scripts that differ in these alone share a process."""
+
 
 class WarmProcess:
     """A process that has imported ``modules`` and forks for every script."""
@@ -46,8 +60,10 @@ class WarmProcess:
                 start_new_session=True,  # so that all that a script started can be ended with it
             )
 
-    def run(self, arguments: Sequence[str], timeout_seconds: float) -> subprocess.CompletedProcess[str]:
-        """What ``python *arguments`` does.
+    def run(
+        self, arguments: Sequence[str], late: Mapping[str, str], timeout_seconds: float
+    ) -> subprocess.CompletedProcess[str]:
+        """What ``python *arguments`` does, with variables of its own.
 
         Raises ``TimeoutExpired`` as `subprocess.run` does, and ``AssertionError`` if the process itself ends.
         """
@@ -55,7 +71,7 @@ class WarmProcess:
         assert self.process.stdin
         assert self.process.stdout
         with suppress(BrokenPipeError):  # of a process that has ended, which gives no answer
-            self.process.stdin.write(json.dumps([arguments, *map(str, streams)]).encode() + b"\n")
+            self.process.stdin.write(json.dumps([arguments, late, *map(str, streams)]).encode() + b"\n")
         if not select.select([self.process.stdout], [], [], timeout_seconds)[0]:
             raise subprocess.TimeoutExpired(arguments, timeout_seconds)
         code = self.process.stdout.readline()
@@ -100,10 +116,11 @@ def run_warm(
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> subprocess.CompletedProcess[str]:
     """What ``python *arguments`` does in ``environment``, where ``modules`` are imported beforehand."""
-    same = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
-    process = _kept.of(modules, same)
+    late = {name: environment[name] for name in LATE if name in environment}
+    own = {*LATE, "PYTEST_CURRENT_TEST"}
+    process = _kept.of(modules, {name: value for name, value in environment.items() if name not in own})
     try:
-        return process.run(arguments, timeout_seconds)
+        return process.run(arguments, late, timeout_seconds)
     except BaseException:
         _kept.close()  # a late answer would be taken for that of the next script
         raise
@@ -127,8 +144,9 @@ def serve(modules: Sequence[str]) -> None:
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
 
 
-def become(arguments: Sequence[str], *streams: str) -> None:
+def become(arguments: Sequence[str], late: Mapping[str, str], *streams: str) -> None:
     """Run a script or a module (``-m``), as the arguments of ``python`` say, with files for what it prints."""
+    os.environ.update(late)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for descriptor, file in enumerate(streams, 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)

@@ -67,6 +67,7 @@ def test_axes_that_a_stack_lacks_are_refused_where_they_are_pinned(
         plan("llama-3.2-1b", "dgx-h100:1", **JOB, stack=stack, unequal_stages=unequal, **{axis: 2})
 
 
+@pytest.mark.usefixtures("unnamed")
 def test_the_space_has_no_axis_that_the_stack_lacks() -> None:
     # Large for one node: where a stack has pipelines they are searched.
     asked: dict[str, Any] = {"global_batch": 64, "seq_len": 4096, "stack": "hf-fsdp"}
@@ -90,6 +91,7 @@ def test_no_pipeline_is_named_that_the_stack_cannot_run() -> None:
     assert "pipeline" not in [faster.change for faster in answer.faster_with]
 
 
+@pytest.mark.usefixtures("unnamed")
 def test_pools_are_used_one_by_one_where_the_stack_has_no_pipelines() -> None:
     found = plan("llama-3.2-1b", "dgx-a100-80g:1+dgx-h100:1", **JOB, stack="composer-2023").plan
     assert (found.pipeline, found.data) == (1, 8)

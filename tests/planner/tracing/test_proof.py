@@ -7,18 +7,17 @@ import importlib.util
 import json
 import math
 import os
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from warm import QUICKER, run_warm
+from warm import MODULES, QUICKER, run_warm
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from planner import Program, ShardedProgram, shard
 from planner.errors import InputError
-from planner.verification import with_program
+from planner.verification import process, with_program
 from planner.verification.record import Verification
 from planner.verification.with_program import trace_function, verify_program
 
@@ -145,8 +144,9 @@ def compiled_bytes(plan: ShardedProgram, folder: Path) -> list[float]:
     path = folder / "sharded.json"
     path.write_text(plan.to_json())
     flags = " ".join((*with_program.FLAGS, QUICKER)).format(8)
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    done = run_warm([str(SECOND_RUNS), str(path)], ("jax.numpy",), {**os.environ, **environment})
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **with_program.THREADS}
+    paths = {"PYTHONPATH": process.searched()}
+    done = run_warm([str(SECOND_RUNS), str(path)], MODULES["jax"], {**os.environ, **environment, **paths})
     assert done.returncode == 0, done.stderr[-2000:]
     found: list[float] = json.loads(done.stdout)
     return found

@@ -1,6 +1,7 @@
 """Keep or run again: by brute force, by a walk through the program, and on what people know of it."""
 
 import itertools
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -56,6 +57,7 @@ def _soon_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recomputing, "SPAN", 1)
 
 
+@cache
 def choices(layers: int) -> tuple[Setting, list]:
     setting = may_recompute(set_up(there_and_back(layers), CLUSTER, MESH))
     priced = []
@@ -67,15 +69,10 @@ def choices(layers: int) -> tuple[Setting, list]:
     return setting, priced
 
 
-PRICED = {}
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.floats(0.3, 1.1))
 def test_brute_force_finds_nothing_better(room: float) -> None:
-    if not PRICED:
-        PRICED["all"] = choices(3)
-    _, priced = PRICED["all"]
+    _, priced = choices(3)
     roomy = shard(there_and_back(3), CLUSTER, MESH)
     limit = room * roomy.memory_bytes
     fitting = [e.seconds for _, e in priced if e.memory_bytes <= limit]

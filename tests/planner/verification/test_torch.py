@@ -128,6 +128,7 @@ def test_memory_of_a_small_model_stands_beside_the_predicted() -> None:
     assert whole.found > states.found
 
 
+@pytest.mark.usefixtures("warm")
 def test_memory_is_tracked_of_models_that_hold_constants() -> None:
     """Gemma scales its embeddings by a number, which the mode of fake tensors could not copy."""
     shipped = load_model("gemma-2-9b")

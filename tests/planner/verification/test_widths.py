@@ -81,6 +81,7 @@ example = jax.grad(loss), [layer, layer], jax.ShapeDtypeStruct((512, 1024), jnp.
 
 
 @pytest.mark.jax
+@pytest.mark.usefixtures("warm")
 def test_sums_of_bf16_are_told_from_others_on_a_cpu(tmp_path: Path) -> None:
     """Of products over parts of what they contract, which XLA's CPU backend makes in fp32."""
     pytest.importorskip("jax")
