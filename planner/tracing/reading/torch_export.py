@@ -103,6 +103,10 @@ def refused(what: str, error: Exception) -> InputError:
             "the module uses .data of a tensor, of which PyTorch's export loses track: detach() or torch.no_grad() "
             "does the same"
         )
+    if "FlexAttention" in str(error):
+        return InputError(
+            f"PyTorch exports flex_attention on a GPU only{_place(error)}: scaled_dot_product_attention stands for it"
+        )
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return InputError(f"the module cannot be {what} by PyTorch{_place(error)}: {said}")
 

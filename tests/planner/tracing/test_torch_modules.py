@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
+
 from planner.errors import InputError  # noqa: E402
 from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.program import Program, elements  # noqa: E402
@@ -154,6 +156,13 @@ def test_what_an_export_cannot_say_is_refused() -> None:
         from_torch(module, X.to("meta"))
     with pytest.raises(InputError, match=r"to be an instance of `torch.nn.Module`, got <class 'function'>"):
         from_torch(lambda x: x.mean(), X)
+
+    def flexible(first: Any, second: Any, x: Any) -> Any:
+        return flex_attention(*[first(x).unsqueeze(0)] * 3).mean()
+
+    for device in ("cpu", "meta"):
+        with pytest.raises(InputError, match="scaled_dot_product_attention stands for it"):
+            program_of(flexible, X, device=device)
 
     def clamped(first: Any, second: Any, x: Any) -> Any:
         first.weight.data.clamp_(-1, 1)
