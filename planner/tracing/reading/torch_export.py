@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import meta_utils
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.export.passes import move_to_device_pass
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
@@ -29,7 +30,7 @@ CHECKS = """
 """
 """Operators that look at values and make nothing."""
 
-WITHOUT_SIZE = (GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound)
+WITHOUT_SIZE = (GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound, DynamicOutputShapeException)
 """What PyTorch raises where it would have to know how many entries something has."""
 
 BY_EXAMPLE = "branches that depend on values: those that the example inputs take"

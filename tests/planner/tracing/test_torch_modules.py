@@ -105,6 +105,15 @@ def test_what_values_say_the_size_of_is_refused() -> None:
     with pytest.raises(InputError, match=r"makes as many entries as values say \(return self.function\("):
         program_of(lambda first, second, x: first(x)[x > 0].mean(), X)
 
+    def aligned(first: Any, second: Any, x: Any) -> Any:
+        ones = torch.ones(4, dtype=torch.long, device=x.device)
+        return torch.nn.functional.ctc_loss(first(x).log_softmax(-1), ones[:, None], 2 * ones, ones)
+
+    with pytest.raises(
+        InputError, match=r"the module makes as many entries as values say \(test_torch_modules"
+    ):
+        program_of(aligned, X)
+
     def looked_at(first: Any, second: Any, x: Any) -> Any:
         rows, columns = torch.where(x[0] > 0)
         return first(x[0][rows]).mean() if len(columns) else first(x).mean()
