@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import meta_utils
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.export.passes import move_to_device_pass
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
@@ -29,7 +30,7 @@ CHECKS = """
 """
 """Operators that look at values and make nothing."""
 
-WITHOUT_SIZE = (GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound)
+WITHOUT_SIZE = (GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound, DynamicOutputShapeException)
 """What PyTorch raises where it would have to know how many entries something has."""
 
 BY_EXAMPLE = "branches that depend on values: those that the example inputs take"
@@ -102,6 +103,10 @@ def refused(what: str, error: Exception) -> InputError:
         return InputError(
             "the module uses .data of a tensor, of which PyTorch's export loses track: detach() or torch.no_grad() "
             "does the same"
+        )
+    if "FlexAttention" in str(error):
+        return InputError(
+            f"PyTorch exports flex_attention on a GPU only{_place(error)}: scaled_dot_product_attention stands for it"
         )
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return InputError(f"the module cannot be {what} by PyTorch{_place(error)}: {said}")

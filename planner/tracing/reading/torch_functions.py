@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -59,13 +59,14 @@ class _Call:
         self.made: Any = None
 
     def run(self, context: _Context, tensors: Sequence[Tensor]) -> Any:
-        """What it makes of other tensors in place of those that it was given."""
+        """What it makes of other tensors in place of those that it was given, and where these are."""
         given = _with(self.given, tensors)
-        if not self.separate:
-            return self.forward(context, *given)
-        made = self.forward(*given)
-        self.function.setup_context(context, given, made)
-        return made
+        with _beside(tensors):
+            if not self.separate:
+                return self.forward(context, *given)
+            made = self.forward(*given)
+            self.function.setup_context(context, given, made)
+            return made
 
     def gradients(self, context: _Context, needed: Sequence[bool], gradients: Sequence[Any]) -> list[Any]:
         """Of every tensor that it was given, from those of every tensor that it makes."""
@@ -73,7 +74,8 @@ class _Call:
         context.needs_input_grad = tuple(
             isinstance(x, Tensor) and flag for x, flag in zip(self.given, needs, strict=True)
         )
-        found = self.function.backward(context, *(made if isinstance(made, tuple) else (made,)))
+        with _beside(gradients):
+            found = self.function.backward(context, *(made if isinstance(made, tuple) else (made,)))
         found = found if isinstance(found, tuple | list) else (found,)
         pairs = zip(self.given, found, strict=False)
         return [g if isinstance(x, Tensor) else None for x, g in pairs for _ in _tensors(x)]
@@ -89,7 +91,7 @@ def _shapes(tensors: list[Tensor], number: int) -> list[Tensor]:
     return [torch.empty_like(x) for x in _tensors(call.made)]
 
 
-torch.library.impl("meshwright::function", "CompositeExplicitAutograd", _shapes)
+torch.library.register_fake("meshwright::function", _shapes)
 
 
 @contextmanager
@@ -196,6 +198,11 @@ def _defined(base: Any) -> list[Any]:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def _beside(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    """Where these are is what is made."""
+    return torch.device(tensors[0].device) if tensors else nullcontext()
 
 
 def _with(tree: Any, tensors: Sequence[Any]) -> Any:

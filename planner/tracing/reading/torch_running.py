@@ -4,11 +4,14 @@ Such are penalties on gradients, forces of potentials, inner steps of meta-learn
 Nothing is kept as one operator: attention is several, and recurrent layers are step after step.
 """
 
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms as TRANSFORMS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
@@ -24,13 +27,26 @@ class TakesGradient(Exception):
 
 @contextmanager
 def refused_gradients() -> Iterator[None]:
-    """Raise `TakesGradient` where a gradient is taken meanwhile."""
+    """Raise `TakesGradient` where a module takes a gradient meanwhile."""
+    own = torch.autograd._engine_run_backward
 
-    def refuse(*given: Any, **how: Any) -> Any:
-        raise TakesGradient
+    def run(*given: Any, **how: Any) -> Any:
+        if _of_module(sys._getframe(1)):
+            raise TakesGradient
+        return own(*given, **how)
 
-    with replaced(torch.autograd, "_engine_run_backward", refuse), _without_backward():
+    with replaced(torch.autograd, "_engine_run_backward", run), _without_backward():
         yield
+
+
+def _of_module(frame: Any) -> bool:
+    """Whether a module, or ``torch.func`` for it, takes a gradient: what exports do so themselves (``scan``)."""
+    caller = ""
+    while frame is not None:
+        if frame.f_code is torch.autograd.grad.__code__:
+            caller = frame.f_back.f_globals.get("__name__", "")
+        frame = frame.f_back
+    return caller == TRANSFORMS.__name__ or caller.partition(".")[0] != "torch"
 
 
 @contextmanager
@@ -48,14 +64,13 @@ def _without_backward() -> Iterator[None]:
 
 
 def takes_gradient(error: BaseException) -> bool:
-    """Whether that is why an export failed, or ``torch.func`` was at work, whose levels an export mixes up."""
-    if isinstance(error, TakesGradient):
-        return True
-    trace, files = error.__traceback__, set[str]()
+    """Whether that is why an export failed, or a derivative of ``torch.func``, whose levels an export mixes up."""
+    trace, codes = error.__traceback__, set[Any]()
     while trace is not None:
-        files.add(trace.tb_frame.f_code.co_filename)
+        codes.add(trace.tb_frame.f_code)
         trace = trace.tb_next
-    return any("_functorch/eager_transforms" in name for name in files)
+    found = (TRANSFORMS.grad_and_value_impl, TRANSFORMS._vjp_with_argnums, TRANSFORMS._jvp_with_argnums)
+    return isinstance(error, TakesGradient) or any(inspect.unwrap(f).__code__ in codes for f in found)
 
 
 class Running:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from planner.errors import InputError
 from planner.tracing.reading.torch_functions import replaced
 
 torch.library.define(
@@ -248,20 +249,25 @@ torch.library.register_fake("meshwright::layers", _shapes)
 
 @contextmanager
 def kept_layers() -> Iterator[None]:
-    """Recurrent layers become one operator each of what is exported meanwhile, but those that project their states and
-    those of packed sequences.
-    """
+    """Recurrent layers become one operator each of what is exported meanwhile, but those that project their states."""
     with ExitStack() as stack:
         for kind in STEPS:
             own = getattr(torch._C._VariableFunctions, kind)
-            call = update_wrapper(partial(_kept, own, kind), own)  # dynamo asks for names
+            call = update_wrapper(partial(_kept, own, kind), own)  # dynamo asks for its name
             for owner in (torch._VF, torch):
                 stack.enter_context(replaced(owner, kind, call))
+        stack.enter_context(replaced(torch._VF, "_pack_padded_sequence", _packed))
         yield
 
 
+def _packed(*given: Any) -> Any:
+    raise InputError(
+        "pack_padded_sequence makes as many entries as values say: leave rows padded, and pick the last with gather"
+    )
+
+
 def _kept(own: Callable[..., Any], kind: str, *given: Any) -> Any:
-    if not isinstance(given[3], bool):  # packed: sizes of batches come second
+    if not isinstance(given[3], bool):  # of packed rows: sizes of batches come second
         return own(*given)
     rows, states, weights, *how = given
     layers = _Layers(*how)

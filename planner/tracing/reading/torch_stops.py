@@ -78,7 +78,8 @@ def _detach(graph: Any, node: Any, users: list[Any]) -> None:
     """Give ``users`` of a node the same without a gradient."""
     with graph.inserting_after(node):
         detached = graph.call_function(DETACH, (node,))
-    detached.meta = dict(node.meta)
+    place = users[0] if node.op == "placeholder" else node
+    detached.meta = {**place.meta, "val": node.meta["val"]}
     node.replace_all_uses_with(detached, delete_user_cb=lambda user: user in users)
 
 

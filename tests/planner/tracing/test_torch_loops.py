@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+from planner.errors import InputError  # noqa: E402
 from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.program import Program, elements  # noqa: E402
 from planner.tracing.reading.from_torch import from_torch  # noqa: E402
@@ -112,6 +113,15 @@ def test_the_first_dim_may_be_sequences() -> None:
 def test_layers_that_project_their_states_are_read_step_by_step() -> None:
     _, _, program = read("LSTM", proj_size=2)
     assert {op.times for op in program.operations} == {1}
+
+
+def test_packed_rows_are_refused() -> None:
+    class Packed(Net):
+        def forward(self, x: Any, lengths: Any) -> Any:
+            return self.layers(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))[1][0].mean()
+
+    with pytest.raises(InputError, match="leave rows padded"):
+        from_torch(Packed("LSTM"), torch.zeros(LENGTH, BATCH, WIDTH), torch.full((BATCH,), LENGTH))
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
+
 from planner.errors import InputError  # noqa: E402
 from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.program import Program, elements  # noqa: E402
@@ -103,6 +105,15 @@ def test_what_values_say_the_size_of_is_refused() -> None:
     with pytest.raises(InputError, match=r"makes as many entries as values say \(return self.function\("):
         program_of(lambda first, second, x: first(x)[x > 0].mean(), X)
 
+    def aligned(first: Any, second: Any, x: Any) -> Any:
+        ones = torch.ones(4, dtype=torch.long, device=x.device)
+        return torch.nn.functional.ctc_loss(first(x).log_softmax(-1), ones[:, None], 2 * ones, ones)
+
+    with pytest.raises(
+        InputError, match=r"the module makes as many entries as values say \(test_torch_modules"
+    ):
+        program_of(aligned, X)
+
     def looked_at(first: Any, second: Any, x: Any) -> Any:
         rows, columns = torch.where(x[0] > 0)
         return first(x[0][rows]).mean() if len(columns) else first(x).mean()
@@ -154,6 +165,13 @@ def test_what_an_export_cannot_say_is_refused() -> None:
         from_torch(module, X.to("meta"))
     with pytest.raises(InputError, match=r"to be an instance of `torch.nn.Module`, got <class 'function'>"):
         from_torch(lambda x: x.mean(), X)
+
+    def flexible(first: Any, second: Any, x: Any) -> Any:
+        return flex_attention(*[first(x).unsqueeze(0)] * 3).mean()
+
+    for device in ("cpu", "meta"):
+        with pytest.raises(InputError, match="scaled_dot_product_attention stands for it"):
+            program_of(flexible, X, device=device)
 
     def clamped(first: Any, second: Any, x: Any) -> Any:
         first.weight.data.clamp_(-1, 1)
