@@ -30,13 +30,16 @@ torch.library.define(
 
 States = tuple[Tensor, ...]
 
+Gradients = tuple[Tensor, Tensor, tuple[Tensor | None, ...]]
+"""Of a row, of its product, and of the states apart from that."""
+
 
 class Step(NamedTuple):
     """What a step does with its row and its state, both multiplied by their weights, and with the states."""
 
     forward: Callable[..., tuple[States, States]]
     """Row, product of the state, states -> states after it, and what the derivative reads."""
-    backward: Callable[..., tuple[Tensor, Tensor, tuple[Tensor | None, ...]]]
+    backward: Callable[..., Gradients]
     """What was kept, gradients of the states after it -> gradients of the row, of the product and, apart from that, of
     the states before it."""
     kept: int
@@ -55,9 +58,7 @@ def _lstm(row: Tensor, product: Tensor, hidden: Tensor, cell: Tensor) -> tuple[S
     return (leave * shown, after), (enter, forget, new, leave, shown, cell)
 
 
-def _lstm_backward(
-    kept: Sequence[Tensor], of_hidden: Tensor, of_cell: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+def _lstm_backward(kept: Sequence[Tensor], of_hidden: Tensor, of_cell: Tensor) -> Gradients:
     enter, forget, new, leave, shown, cell = kept
     of_cell = of_cell + of_hidden * leave * (1 - shown * shown)
     gates = (
@@ -78,45 +79,33 @@ def _gru(row: Tensor, product: Tensor, hidden: Tensor) -> tuple[States, States]:
     return (change * update + new,), (reset, update, new, of_new, change)
 
 
-def _gru_backward(
-    kept: Sequence[Tensor], of_hidden: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+def _gru_backward(kept: Sequence[Tensor], of_hidden: Tensor) -> Gradients:
     reset, update, new, of_new, change = kept
     for_new = of_hidden * (1 - update) * (1 - new * new)
     gates = (for_new * of_new * reset * (1 - reset), of_hidden * change * update * (1 - update))
     return torch.cat((*gates, for_new), -1), torch.cat((*gates, for_new * reset), -1), (of_hidden * update,)
 
 
-def _tanh(row: Tensor, product: Tensor, hidden: Tensor) -> tuple[States, States]:
-    after = torch.tanh(row + product)
-    return (after,), (after,)
+def _plain(function: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> Step:
+    """One function of the sum, whose derivative is said by what it makes."""
 
+    def forward(row: Tensor, product: Tensor, hidden: Tensor) -> tuple[States, States]:
+        after = function(row + product)
+        return (after,), (after,)
 
-def _tanh_backward(
-    kept: Sequence[Tensor], of_hidden: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
-    both = of_hidden * (1 - kept[0] * kept[0])
-    return both, both, (None,)
+    def backward(kept: Sequence[Tensor], of_hidden: Tensor) -> Gradients:
+        both = of_hidden * slope(kept[0])
+        return both, both, (None,)
 
-
-def _relu(row: Tensor, product: Tensor, hidden: Tensor) -> tuple[States, States]:
-    after = torch.relu(row + product)
-    return (after,), (after,)
-
-
-def _relu_backward(
-    kept: Sequence[Tensor], of_hidden: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
-    both = of_hidden * (kept[0] > 0)
-    return both, both, (None,)
+    return Step(forward, backward, 1)
 
 
 STEPS: Mapping[str, Step] = MappingProxyType(
     {
         "lstm": Step(_lstm, _lstm_backward, 6),
         "gru": Step(_gru, _gru_backward, 5),
-        "rnn_tanh": Step(_tanh, _tanh_backward, 1),
-        "rnn_relu": Step(_relu, _relu_backward, 1),
+        "rnn_tanh": _plain(torch.tanh, lambda made: 1 - made * made),
+        "rnn_relu": _plain(torch.relu, lambda made: made > 0),
     }
 )
 """By layer."""
