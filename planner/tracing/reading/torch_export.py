@@ -150,7 +150,9 @@ def _followed(module: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _copy(to: Any, values: Any) -> None:
-    to.copy_(values.detach())
+    """Of a parameter too; what is no plain tensor otherwise has no values to copy, as in PyTorch's own."""
+    if values is not None and type(values.detach()) is torch.Tensor:
+        to.copy_(values.detach())
 
 
 def _check_names(module: Any) -> None:

@@ -101,5 +101,5 @@ def _number(x: Any) -> Any:
 def _drop_unread(graph: Any) -> None:
     """Leave out numbers, which are written as such where they are read, and what is measured on the way."""
     for node in reversed(graph.nodes):
-        if node.op != "placeholder" and node.op != "output" and not node.users:
+        if node.op not in ("placeholder", "output") and not node.users:
             graph.erase_node(node)

@@ -189,17 +189,26 @@ class _Layers(NamedTuple):
     both_ways: bool
     batch_first: bool
 
+    @property
+    def ways(self) -> int:
+        """How often each layer goes through the rows."""
+        return 1 + self.both_ways
+
+    @property
+    def own(self) -> int:
+        """Weights of one way of one layer."""
+        return 4 if self.biases else 2
+
     def run(
         self, kind: str, rows: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> list[Tensor]:
         """Rows of the last layer, and the last states of all."""
-        ways, own = 1 + self.both_ways, 4 if self.biases else 2
         rows = rows.transpose(0, 1) if self.batch_first else rows
         ends: list[Sequence[Tensor]] = []
         for layer in range(self.layers):
             made = []
-            for number in range(layer * ways, (layer + 1) * ways):
-                into, again, *biases = weights[number * own : (number + 1) * own]
+            for number in range(layer * self.ways, (layer + 1) * self.ways):
+                into, again, *biases = weights[number * self.own : (number + 1) * self.own]
                 bias, more = biases or (None, None)
                 multiplied = torch.nn.functional.linear(rows, into, bias)
                 found = _Steps.apply(multiplied, again, more, kind, *(s[number] for s in states))
@@ -223,7 +232,7 @@ def _shapes(
 ) -> list[Tensor]:
     layers = _Layers(*how)
     rows = rows.transpose(0, 1) if layers.batch_first else rows
-    made = rows.new_empty((*rows.shape[:-1], states[0].shape[-1] * (1 + layers.both_ways)))
+    made = rows.new_empty((*rows.shape[:-1], states[0].shape[-1] * layers.ways))
     made = made.transpose(0, 1) if layers.batch_first else made
     return [made, *(torch.empty_like(x) for x in states)]
 
@@ -260,7 +269,7 @@ def _kept(own: Callable[..., Any], kind: str, *given: Any) -> Any:
         return own(*given)
     rows, states, weights, *how = given
     layers = _Layers(*how)
-    if len(weights) != (4 if layers.biases else 2) * layers.layers * (1 + layers.both_ways):
+    if len(weights) != layers.own * layers.layers * layers.ways:  # with projections of states
         return own(*given)
     states = list(states) if kind == "lstm" else [states]
     return tuple(torch.ops.meshwright.layers(rows, states, list(weights), kind, *how))

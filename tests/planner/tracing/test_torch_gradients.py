@@ -14,7 +14,7 @@ from planner.errors import InputError  # noqa: E402
 from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.reading.from_torch import from_torch  # noqa: E402
 from planner.tracing.reading.torch_export import core_program  # noqa: E402
-from planner.tracing.reading.torch_functions import HOOKS  # noqa: E402
+from planner.tracing.reading.torch_functions import AS_GIVEN, HOOKS  # noqa: E402
 from planner.tracing.reading.torch_lifted import traced  # noqa: E402
 from planner.tracing.solving.shard import shard  # noqa: E402
 
@@ -108,6 +108,11 @@ def under_autocast(m: Any, x: Any) -> Any:
         with torch.no_grad():
             goal = m.second(made)
     return made - goal
+
+
+def rounded_under_autocast(m: Any, x: Any) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return rounded(m.first(x))
 
 
 @torch.no_grad()
@@ -245,12 +250,14 @@ def test_what_is_taken_for_granted_is_noted() -> None:
     assert any("a second time" in note for note in program.applied)
     program = from_torch(Module(hooked), torch.zeros(4, 8), gradient=True)
     assert HOOKS in program.applied
+    program = from_torch(Module(rounded_under_autocast), torch.zeros(4, 8), gradient=True)
+    assert AS_GIVEN in program.applied
     module = Module(detached)
     module.first.weight.register_hook(lambda gradient: 2 * gradient)
     program = from_torch(module, torch.zeros(4, 8), gradient=True)
     assert HOOKS in program.applied
     program = from_torch(Module(detached), torch.zeros(4, 8), gradient=True)
-    assert HOOKS not in program.applied
+    assert not {HOOKS, AS_GIVEN} & {*program.applied}
     assert "no gradient reaches second.weight: taken as frozen" in program.applied
     assert [t.target for t in program.ties] == ["first.weight", "first.bias"]
 
