@@ -121,21 +121,26 @@ def test_the_command_line_starts_light() -> None:
 
 
 def cpu_seconds(*arguments: str) -> float:
-    """Of a whole process of Python, the least of three: a busy machine must not decide."""
+    """Of a whole process of Python."""
     code = (
         f"import resource, subprocess, sys; subprocess.run([sys.executable, *{arguments!r}], "
         "stdout=subprocess.DEVNULL, check=True); used = resource.getrusage(resource.RUSAGE_CHILDREN); "
         "print(used.ru_utime + used.ru_stime)"
     )
-    return min(
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-        for _ in range(3)
+    return float(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     )
 
 
 def test_help_is_fast() -> None:
-    """On any machine: it is held to what the interpreter itself takes there."""
-    assert cpu_seconds("-m", "planner.cli", "--help") < STARTUPS * cpu_seconds("-c", "pass")
+    """On any machine: it is held to what the interpreter itself takes there.
+
+    Other processes only add to what is measured, so the least of each counts, taken in turn so
+    that both see the same machine.
+    """
+    pairs = [(cpu_seconds("-m", "planner.cli", "--help"), cpu_seconds("-c", "pass")) for _ in range(10)]
+    helped, started = map(min, zip(*pairs, strict=True))
+    assert helped < STARTUPS * started
 
 
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
