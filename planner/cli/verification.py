@@ -29,7 +29,11 @@ def verify(
     ] = "",
     devices: Annotated[
         int | None,
-        typer.Option("--devices", help="Of a sharded program: most simulated devices to run on (64).", min=1),
+        typer.Option(
+            "--devices",
+            help="Of a sharded program: most simulated devices to run on (JAX 64, PyTorch 8).",
+            min=1,
+        ),
     ] = None,
 ) -> None:
     """Run or compile PLAN in its framework, and compare with what was planned; exit 4 where a check fails.
@@ -71,9 +75,9 @@ def _verify_program(
 ) -> "Verification":
     from cluster_specs.record import validated
     from planner.tracing.sharded import ShardedProgram
-    from planner.verification.with_program import DEVICES, verify_program
+    from planner.verification.with_program import FRAMEWORKS, verify_program
 
-    if tool != "jax":
-        raise InputError(f"{source} is a sharded program: it is verified --with jax, not {tool}")
+    if tool not in FRAMEWORKS:
+        raise InputError(f"{source} is a sharded program: it is verified --with jax or torch, not {tool}")
     sharded = validated(ShardedProgram, data, source)
-    return verify_program(sharded, function, python, DEVICES if devices is None else devices)
+    return verify_program(sharded, function, python, devices, tool)

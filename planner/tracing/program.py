@@ -173,6 +173,8 @@ class Program(Record):
     """Of kernels that nothing can look into: name -> how its loops index its arrays, as the user says."""
     source: str = ""
     """``FILE.py:NAME`` of the function that it was traced from, where the command line traced it."""
+    traced_with: Mapping[str, str] = {}
+    """Options of the command line that a module was traced with: ``gradient``, ``optimizer``, ``trips``."""
 
     def to_json(self) -> str:
         """The program as a file has it."""

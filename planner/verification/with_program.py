@@ -8,7 +8,7 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster_specs.units import GIB
 from planner.errors import InputError
@@ -25,7 +25,39 @@ on it converted, as there is no code for most of them.
 """
 
 DEVICES = 64
-"""Most on which a plan runs unless told otherwise."""
+"""Most that a function is traced for."""
+
+
+class Framework(NamedTuple):
+    """What runs programs."""
+
+    program: str
+    """In `planner.verification.programs`."""
+    devices: int
+    """Most on which a plan runs unless told otherwise."""
+    done: str
+    """What is done of the program for the plan's own mesh."""
+    bytes_are: str
+    """What the bytes are of."""
+
+
+FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
+    {
+        "jax": Framework(
+            "jax_sharded",
+            DEVICES,
+            "compiled",
+            "bytes are of whole arrays, per call; a scattered sum is whole on a CPU, and then sliced: both are `sum`",
+        ),
+        "torch": Framework(
+            "torch_sharded",
+            8,
+            "followed",
+            "bytes are of whole arrays, per call; all sums are `sum`, scattered or not",
+        ),
+    }
+)
+"""By the tool's name."""
 
 MOST_BYTES = 8 * GIB
 """What a run may take of this machine's memory; a larger function is compiled only [B]."""
@@ -85,12 +117,17 @@ def trace_function(
 
 
 def verify_program(
-    sharded: ShardedProgram, function: str = "", python: str | None = None, devices: int = DEVICES
+    sharded: ShardedProgram,
+    function: str = "",
+    python: str | None = None,
+    devices: int | None = None,
+    tool: str = "jax",
 ) -> Verification:
     """Compile the function of ``sharded`` on its mesh, run it on at most ``devices``, and compare.
 
-    ``function`` is ``FILE.py:NAME``; left out, where the program was traced from. Raises ``InputError`` where neither
-    says it, or the function is not the program's; else as `run_program`.
+    ``tool`` is the framework that the function is of. ``function`` is ``FILE.py:NAME``; left out, where the program was
+    traced from. Raises ``InputError`` where neither says it, or the function is not the program's; else as
+    `run_program`.
     """
     target = function or sharded.program.source
     if not target:
@@ -98,23 +135,28 @@ def verify_program(
             f"{sharded.program.name} does not say which function it was traced from: "
             "name it with --function FILE.py:NAME"
         )
+    framework = FRAMEWORKS[tool]
+    devices = framework.devices if devices is None else devices
     if devices < 1:
         raise InputError(f"--devices {devices}: at least one is needed")
     size = math.prod(sharded.mesh.values())
     task = {"function": target, "devices": devices, "most_bytes": MOST_BYTES}
-    found = _run("jax_sharded", {"sharded.json": sharded.to_json()}, task, size, python)
+    files = {"sharded.json": sharded.to_json()}
+    found = _run(framework.program, files, task, size, python, (tool, "pydantic"))
     every = [CompiledUse(axes=(), seconds=0.0, **made) for made in found["compiled"]]
     compiled = [use for use in every if runs_as_planned(use.operator, sharded.program)]
     apart = tuple(differences(sharded.collectives, compiled, narrow_operators(sharded.program)))
     return Verification(
-        tool="jax",
-        versions=(f"jax {found['version']}",),
-        what=f"{target} under the layouts of the plan: {_where(sharded, found)}",
+        tool=tool,
+        versions=(f"{tool} {found['version']}",),
+        what=f"{target} under the layouts of the plan: {_where(sharded, found, framework.done)}",
         checks=tuple(_checks(found.get("outputs", ()), _limit(sharded.program))),
         comparisons=tuple(_comparisons(sharded, compiled, apart)),
         operators=apart,
         notes=(
+            framework.bytes_are,
             *_notes(sharded, found),
+            *_alike_notes(found.get("alike", {})),
             *_width_notes(apart),
             *_branch_notes([use for use in every if use not in compiled]),
         ),
@@ -195,11 +237,11 @@ def _run(
     return found
 
 
-def _where(sharded: ShardedProgram, found: Mapping[str, Any]) -> str:
+def _where(sharded: ShardedProgram, found: Mapping[str, Any], done: str) -> str:
     def spelled(mesh: Mapping[str, int]) -> str:
         return ", ".join(f"{axis} {size}" for axis, size in mesh.items())
 
-    where = f"compiled for {math.prod(sharded.mesh.values())} CPU devices ({spelled(sharded.mesh)})"
+    where = f"{done} for {math.prod(sharded.mesh.values())} CPU devices ({spelled(sharded.mesh)})"
     if "outputs" not in found:
         return f"{where}, not run"
     if found["mesh"] == dict(sharded.mesh):
@@ -254,9 +296,16 @@ def _branch_notes(elsewhere: Sequence[CollectiveUse]) -> Iterator[str]:
         )
 
 
+def _alike_notes(alike: Mapping[str, str]) -> Iterator[str]:
+    if alike:
+        first, why = next(iter(alike.items()))
+        yield f"{len(alike)} operators are computed alike on every device, the first {first}: {why}"
+
+
 def _notes(sharded: ShardedProgram, found: Mapping[str, Any]) -> Iterator[str]:
-    yield "bytes are of whole arrays, per call; on a CPU a scattered sum is a whole one that is sliced: both are `sum`"
-    if "outputs" not in found:
+    if found.get("unlike"):
+        yield f"{found['unlike']}: numbers are not checked"
+    elif "outputs" not in found:
         taken, most = found["bytes"] / GIB, MOST_BYTES / GIB
         yield f"a run would take {taken:.0f} GiB, more than {most:.0f}: numbers are not checked"
     elif found["mesh"] != dict(sharded.mesh):

@@ -1,1 +1,1 @@
-"""Layouts put into effect on the JAX function that they were chosen for."""
+"""Layouts put into effect on the JAX function, or the PyTorch module (``dtensor``), that they were chosen for."""

@@ -6,7 +6,7 @@ under ``jax.jit`` it leaves XLA only the moves that the plan has priced.
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from planner.errors import InputError
 from planner.tracing.applying.apart import run_apart, runs_apart
@@ -32,15 +32,15 @@ from planner.tracing.applying.rings import RingProduct, goes_round
 from planner.tracing.applying.rows_anew import RowsAnew
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.applying.second_runs import SecondRuns
+from planner.tracing.applying.sites import Site, sites_of
 from planner.tracing.applying.views import View, partition_of, split_of
 from planner.tracing.factors import Rule
 from planner.tracing.layouts import Partition
-from planner.tracing.program import Dims, Operation
 from planner.tracing.reading.jax_calls import bound, call_constants, calls, label
 from planner.tracing.reading.jax_record import output_names
 from planner.tracing.reading.jax_rules import JAX_RULES
-from planner.tracing.sharded import OperatorSharding, ShardedProgram, spec_arguments
-from planner.tracing.solving.rings import Ring, loops_of, ring_of
+from planner.tracing.sharded import ShardedProgram, spec_arguments
+from planner.tracing.solving.rings import Ring
 
 
 def apply_shardings(
@@ -94,43 +94,19 @@ def _named(mesh: Any, partition: Partition) -> Any:
     return NamedSharding(mesh, PartitionSpec(*spec_arguments(partition)))
 
 
-class _Site(NamedTuple):
-    """An equation of the function, as part of an operator of the program."""
-
-    operation: Operation
-    sharding: OperatorSharding
-    reads: tuple[Dims, ...]
-    writes: tuple[Dims, ...]
-
-    @property
-    def ring(self) -> Ring | None:
-        """Of an attention whose keys go round."""
-        return ring_of(self.operation) if self.sharding.ring else None
-
-    def lies(self, dims: Dims) -> Partition:
-        """How an array over these loops lies."""
-        ring, split = self.ring, self.sharding.split
-        return partition_of(dims, ring.of_axes(split, self.sharding.ring, loops_of(dims)) if ring else split)
-
-
 class _Runner:
     """Runs equations under constraints."""
 
     def __init__(self, sharded: ShardedProgram, mesh: Any) -> None:
         self.sharded, self.mesh = sharded, mesh
-        chosen = {s.name: s for s in sharded.operators}
-        self.sites: dict[str, _Site] = {}
-        self.owners: dict[str, str] = {}
+        self.sites = sites_of(sharded)
+        self.owners = {equation: site.operation.name for equation, site in self.sites.items()}
         """Equation -> operator that it is part of."""
         self.lies: dict[int, tuple[Any, Partition]] = {}
         """Arrays that were constrained, by identity, with how they lie."""
         self.views: dict[int, View] = {}
         """Those of them that are views of others."""
         self.reads = {op.name: op.inputs for op in sharded.program.operations}
-        for op in sharded.program.operations:
-            for member in op.members:
-                self.sites[member.name] = _Site(op, chosen[op.name], member.reads, member.writes)
-                self.owners[member.name] = op.name
         self.second = SecondRuns(self)
         self.rows = RowsAnew(self)
         self.numbers = Numbers(lambda array: self.put(array, ((),) * array.ndim))
@@ -236,7 +212,7 @@ class _Runner:
             values.update(zip(equation.outvars, made, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _on_parts(self, equation: Any, title: str, site: _Site | None, operands: list[Any]) -> list[Any]:
+    def _on_parts(self, equation: Any, title: str, site: Site | None, operands: list[Any]) -> list[Any]:
         """Views of parts and their additions; the last of these adds up the parts too."""
         made = each_part(equation, [plain(x) for x in operands])
         if site is None or title != site.operation.total:
@@ -264,7 +240,7 @@ class _Runner:
         self.repeats.note(equation, title, read, made, shared)
         return made
 
-    def placed(self, equation: Any, title: str, site: _Site | None, operands: list[Any]) -> list[Any]:
+    def placed(self, equation: Any, title: str, site: Site | None, operands: list[Any]) -> list[Any]:
         """Outputs of an equation, its arrays where ``site`` says."""
         if any(isinstance(x, Parts) for x in operands):
             return self._on_parts(equation, title, site, operands)
@@ -286,13 +262,13 @@ class _Runner:
         if site is None:
             return self._unplanned(equation, operands)
         found = bound(equation, [plain(x) for x in operands])
-        left = [self.put(x, p) for x, p in zip(found, self._left(site), strict=True)]
+        left = [self.put(x, p) for x, p in zip(found, site.left(), strict=True)]
         if site.operation.kind == "view" and len(given) == len(left) == 1:
             shows = self._loops(equation, given, left)
             self.views[id(left[0])] = View(left[0], equation, given[0], shows, site.operation.outputs[0])
         return left
 
-    def _sums(self, equation: Any, site: _Site) -> list[Sum]:
+    def _sums(self, equation: Any, site: Site) -> list[Sum]:
         """Of a matrix product, where XLA would not do them as priced if it were only told how the result lies.
 
         Sums that end in several places it does whole; where an axis does nothing, it may split the work over it, and
@@ -302,21 +278,21 @@ class _Runner:
         grouped = is_grouped(equation)
         if not grouped and equation.primitive.name != "dot_general":
             return []
-        split, left = site.sharding.split, self._left(site)[0]
+        split, left = site.sharding.split, site.left()[0]
         sums = sums_in_turn(split, site.reads, site.writes[0], left)
         further = any({*axes} & {*one.axes} and {*axes} - {*one.axes} for one in sums for axes in left)
         many = len(batches(site.reads, site.writes[0]) & {*split.values()}) > 1
         anew = grouped or len(sums) > 1 or len(split) < len(self.mesh.shape) or further or many
         return sums if anew else []
 
-    def _in_turn(self, equation: Any, operands: list[Any], site: _Site, sums: Sequence[Sum]) -> Any:
+    def _in_turn(self, equation: Any, operands: list[Any], site: Site, sums: Sequence[Sum]) -> Any:
         """A product whose sums end in several places."""
         loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
         axes = [a for one in sums for a in self.mesh.shape if a in one.axes]
         parts = product_in_parts(equation, operands, loops, axes)
         return self.put(added_in_turn(parts, axes, sums, self.mesh), sums[-1].after)
 
-    def _in_ring(self, equation: Any, operands: list[Any], site: _Site, ring: Ring) -> list[Any]:
+    def _in_ring(self, equation: Any, operands: list[Any], site: Site, ring: Ring) -> list[Any]:
         """A product of an attention whose keys go round."""
         loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
         passed = goes_round(ring, site.reads, site.writes[0])
@@ -353,9 +329,3 @@ class _Runner:
         """Of an equation whose primitive has a rule."""
         shapes = [x.shape for x in operands], [x.shape for x in made]
         return JAX_RULES[equation.primitive.name](equation.params, *shapes, str(made[0].dtype))
-
-    def _left(self, site: _Site) -> list[Partition]:
-        """How an equation's outputs are left: sums where the plan puts them."""
-        if len(site.operation.members) == 1 and len(site.writes) == len(site.sharding.writes):
-            return list(site.sharding.writes)
-        return [site.lies(dims) for dims in site.writes]

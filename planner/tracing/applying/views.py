@@ -18,14 +18,22 @@ class View(NamedTuple):
     name: str = ""
     """Of one that some read as it lies; others read what it shows."""
 
-    def behind(self, partition: Partition, sizes: Mapping[str, int]) -> Partition | None:
-        """How the source must lie for the view to lie so; None where no layout of it does."""
+    def behind(
+        self, partition: Partition, sizes: Mapping[str, int], repeats: bool = False
+    ) -> Partition | None:
+        """How the source must lie for the view to lie so; None where no layout of it does.
+
+        With ``repeats``, axes that split a dim along which the source is repeated are left out: the view is cut then.
+        """
         split = split_of(self.loops.writes[0], partition)
         for factor in set(split.values()):
             if self.loops.sizes[factor] % elements(sizes[a] for a, f in split.items() if f == factor):
                 return None
         found = partition_of(self.loops.reads[0], {a: split[a] for a in sizes if a in split})
         wanted = {axis for axes in partition for axis in axes}
+        if repeats:
+            there = {f for dim in self.loops.reads[0] for f in dim}
+            wanted -= {a for a, f in split.items() if f not in there}
         return found if {axis for axes in found for axis in axes} == wanted else None
 
 

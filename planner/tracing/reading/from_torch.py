@@ -2,15 +2,32 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, reduction, retyped
 from planner.tracing.program import Operation, Program, Role, Tie, Value
 from planner.tracing.reading.kernels import NONE, rule_for
 from planner.tracing.reading.products import grouped_product
-from planner.tracing.reading.torch_calls import Call, Operand, TorchRule
+from planner.tracing.reading.torch_calls import Call, Operand, TorchRule, kind_of, leaves
 from planner.tracing.reading.torch_lookups import bag_rules
 from planner.tracing.reading.torch_rules import TORCH_RULES, convolved, pointwise
+
+if TYPE_CHECKING:
+    from planner.tracing.reading.torch_lifted import Traced
+    from planner.tracing.reading.torch_optimizers import Update
+
+UPDATE = "update."
+"""What begins the names of all that an optimizer's step makes."""
+
+
+class Reading(NamedTuple):
+    """A module as a `Program`, and the graphs that it was read from."""
+
+    program: Program
+    traced: "Traced"
+    update: "Update | None"
+    constants: Mapping[str, Any] = NONE
+    """Tensors that the module has written in it."""
 
 
 def from_torch(
@@ -45,6 +62,29 @@ def from_torch(
     everywhere, and listed. ``InputError`` where ``gradient`` has nothing to differentiate, or PyTorch cannot export or
     differentiate the module.
     """
+    return read_module(
+        module,
+        *example_inputs,
+        gradient=gradient,
+        optimizer=optimizer,
+        name=name,
+        replicate_unknown=replicate_unknown,
+        trips=trips,
+        rules=rules,
+    ).program
+
+
+def read_module(
+    module: Any,
+    *example_inputs: Any,
+    gradient: bool = False,
+    optimizer: Callable[[list[Any]], Any] | None = None,
+    name: str | None = None,
+    replicate_unknown: bool = False,
+    trips: int | None = None,
+    rules: Mapping[str, str] = NONE,
+) -> Reading:
+    """As `from_torch`, with what it read."""
     from planner.tracing.reading.torch_export import core_program
     from planner.tracing.reading.torch_lifted import traced, traced_running
     from planner.tracing.reading.torch_optimizers import update_of
@@ -52,27 +92,25 @@ def from_torch(
 
     gradient = gradient or optimizer is not None
     try:
-        exported, notes = core_program(module, example_inputs, trips, gradient)
-        found = traced(exported, module, example_inputs, gradient)
+        core = core_program(module, example_inputs, trips, gradient)
+        found, notes, constants = (
+            traced(core.exported, module, example_inputs, gradient),
+            core.notes,
+            core.constants,
+        )
     except TakesGradient:
-        found, notes = traced_running(module, example_inputs, gradient), (NOTE,)
+        found, notes, constants = traced_running(module, example_inputs, gradient), (NOTE,), NONE
     update = None if optimizer is None else update_of(optimizer, found.weights, _has_rule)
     title = name or type(module).__name__
     program = _Importer(title, replicate_unknown, rules).run(
         found.graph, found.roles, found.gradients, update
     )
-    return program.model_copy(update={"applied": (*notes, *found.notes)})
-
-
-def _kind(target: Any) -> str:
-    """An operator's name, without overload; with the library that it is of, where that is not PyTorch's own."""
-    library, _, name = str(getattr(target, "_schema", target)).partition("(")[0].partition("::")
-    name = name.partition(".")[0]
-    return name if library in ("aten", "meshwright") else f"{library}.{name}"
+    program = program.model_copy(update={"applied": (*notes, *found.notes)})
+    return Reading(program, found, update, constants)
 
 
 def _has_rule(target: Any) -> bool:
-    return _kind(target) in TORCH_RULES or _tagged(target) is not None
+    return kind_of(target) in TORCH_RULES or _tagged(target) is not None
 
 
 def _tagged(target: Any) -> TorchRule | None:
@@ -82,9 +120,9 @@ def _tagged(target: Any) -> TorchRule | None:
     """
     from torch import Tag, ops
 
-    namesake = getattr(ops.aten, _kind(target).removeprefix("prims."), None)
+    namesake = getattr(ops.aten, kind_of(target).removeprefix("prims."), None)
     tags = {*getattr(target, "tags", ())}
-    if _kind(target).startswith("prims.") and namesake is not None:
+    if kind_of(target).startswith("prims.") and namesake is not None:
         tags |= {*getattr(namesake, namesake.overloads()[0]).tags}
     return pointwise if Tag.pointwise in tags else None
 
@@ -117,7 +155,7 @@ class _Importer:
         if update is not None:
             weights, made = zip(*((weight, g) for g, weight in lie if g is not None), strict=True)
             states = [self._value(path, x, "input", path) for path, x in update.states]
-            self.prefix = "update."
+            self.prefix = UPDATE
             new = self._walk(update.graph, [*weights, *made, *states])
             lie, results = list(zip(new, [*weights, *states], strict=True)), [*new, *results[gradients:]]
             inputs += states
@@ -144,12 +182,12 @@ class _Importer:
             elif node.op == "get_attr":
                 self.names[node] = None
             elif node.op == "output":
-                results = [self.names[n] if hasattr(n, "op") else None for n in _leaves(node.args)]
-            elif _kind(node.target) in ("steps", "steps_backward"):
+                results = [self.names[n] if hasattr(n, "op") else None for n in leaves(node.args)]
+            elif kind_of(node.target) in ("steps", "steps_backward"):
                 self._loop(node)
             elif "getitem" in str(node.target):
                 self.names[node] = self.names[node.args[0]][node.args[1]] if node.users else None
-            elif any(hasattr(made, "dtype") for made in _leaves(node.meta.get("val"))):  # else a check
+            elif any(hasattr(made, "dtype") for made in leaves(node.meta.get("val"))):  # else a check
                 self._call(node)
         return results
 
@@ -175,7 +213,7 @@ class _Importer:
             inner = _Importer(self.name, self.replicate_unknown, self.rules)
             return inner.run(graph, [(n, "input") for n in names], 0)
 
-        given, body = LOOPS[_kind(node.target)](node, known)
+        given, body = LOOPS[kind_of(node.target)](node, known)
         loop = Loop(self._title(node), given.rows[0].shape[0])
         self.names[node] = loop.run(given, body, core_operators(), traced)
         self.values |= {v.name: v for v in loop.values}
@@ -183,9 +221,9 @@ class _Importer:
         self.ties += loop.ties
 
     def _call(self, node: Any) -> None:
-        kind = _kind(node.target)
+        kind = kind_of(node.target)
         tensors = [
-            n for n in _leaves((node.args, node.kwargs)) if hasattr(n, "op") and self.names[n] is not None
+            n for n in leaves((node.args, node.kwargs)) if hasattr(n, "op") and self.names[n] is not None
         ]
         inputs = [self.names[n] for n in tensors]
         made = node.meta["val"]
@@ -249,18 +287,19 @@ class _Importer:
         mid = f"{self._title(node)}.product"
         self.values[mid] = self.values[outputs[0]].model_copy(update={"name": mid})
         pair = call._replace(inputs=shapes)
-        self._add(mid, kind, [left, right], [mid], TORCH_RULES[kind](pair), "")
+        key = _digest(node)
+        self._add(mid, kind, [left, right], [mid], TORCH_RULES[kind](pair), key)
         added = [self.values[mid].shape, self.values[bias].shape]
-        self._add(self._title(node), "add", [mid, bias], outputs, elementwise(added, call.outputs), "")
+        self._add(self._title(node), "add", [mid, bias], outputs, elementwise(added, call.outputs), key)
 
     def _convolution(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
         """A convolution, and the sum with its bias."""
-        rule = TORCH_RULES["convolution"](call)
+        rule, key = TORCH_RULES["convolution"](call), _digest(node)
         if len(inputs) < 3:
-            return self._add(self._title(node), "convolution", inputs, outputs, rule, _digest(node))
+            return self._add(self._title(node), "convolution", inputs, outputs, rule, key)
         mid = f"{self._title(node)}.product"
         self.values[mid] = self.values[outputs[0]].model_copy(update={"name": mid})
-        self._add(mid, "convolution", inputs[:2], [mid], rule, "")
+        self._add(mid, "convolution", inputs[:2], [mid], rule, key)
         whole = elementwise([call.outputs[0]], call.outputs)
         channel = (whole.writes[0][1],)
         return self._add(
@@ -269,7 +308,7 @@ class _Importer:
             [mid, inputs[2]],
             outputs,
             whole._replace(reads=(*whole.reads, channel)),
-            "",
+            key,
         )
 
     def _convolution_backward(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
@@ -284,22 +323,23 @@ class _Importer:
         }
         wanted = [k for k, needed in enumerate(call.arguments["output_mask"]) if needed]
         for k, name in zip(wanted, outputs, strict=True):
-            self._add(name, f"convolution_backward_{k}", parts[k][1], [name], parts[k][0], "")
+            self._add(name, f"convolution_backward_{k}", parts[k][1], [name], parts[k][0], _digest(node))
 
     def _bags(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
         """Sums by bag, and by themselves the small arrays beside them."""
         for place, (name, rule) in enumerate(zip(outputs, bag_rules(call), strict=True)):
-            self._add(name, "embedding_bag", inputs[place > 0 :], [name], rule, "")
+            self._add(name, "embedding_bag", inputs[place > 0 :], [name], rule, f"{_digest(node)}:{place}")
 
     def _grouped_backward(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
         """Gradients of the rows and of the matrices of a product by group."""
         rows, matrices, ends, gradient = inputs
         shapes = {name: self.values[name].shape for name in inputs}
         pairs = ((gradient, matrices, (1, 2)), (rows, gradient, (1, 1)))
+        key = _digest(node)
         for name, shape, (left, right, depth) in zip(outputs, call.outputs, pairs, strict=True):
             rule = grouped_product(shapes[left], shapes[right], shapes[ends][0], shape, depth)
             rule = rule or opaque([shapes[left], shapes[right], shapes[ends]], [shape])
-            self._add(name, "grouped_mm_backward", [left, right, ends], [name], rule, "")
+            self._add(name, "grouped_mm_backward", [left, right, ends], [name], rule, key)
 
 
 _SPLIT: Mapping[str, Callable[[_Importer, Any, Call, list[str], list[str]], None]] = {
@@ -317,14 +357,6 @@ _SPLIT: Mapping[str, Callable[[_Importer, Any, Call, list[str], list[str]], None
 
 def _shape(tensor: Any) -> Shape:
     return tuple(int(n) for n in tensor.shape)
-
-
-def _leaves(tree: Any) -> list[Any]:
-    if isinstance(tree, Mapping):
-        return [leaf for part in tree.values() for leaf in _leaves(part)]
-    if isinstance(tree, tuple | list):
-        return [leaf for part in tree for leaf in _leaves(part)]
-    return [tree]
 
 
 def _described(arguments: Any) -> Any:

@@ -1,7 +1,7 @@
 """``scaled_dot_product_attention`` as one operator of a traced module, forward and backward.
 
 PyTorch runs it as a fused kernel: scores stay inside, and what the backward pass gets is the result and one number
-per query. Only shapes matter here; nothing of it ever runs.
+per query. Only shapes matter here; what runs is in `planner.tracing.applying.dtensor.pieces`.
 
 Source: pytorch/pytorch ``aten/src/ATen/native/native_functions.yaml``, ``_scaled_dot_product_flash_attention``.
 """
@@ -15,17 +15,18 @@ from planner.tracing.reading.torch_stops import DETACH
 
 torch.library.define(
     "meshwright::attention",
-    "(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal) -> (Tensor, Tensor)",
+    "(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout, bool causal, float? scale)"
+    " -> (Tensor, Tensor)",
 )
 torch.library.define(
     "meshwright::attention_backward",
-    "(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor result, Tensor sums, bool causal,"
-    " bool biased) -> Tensor[]",
+    "(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor result, Tensor sums, float dropout,"
+    " bool causal, float? scale, bool biased) -> Tensor[]",
 )
 
 
 def _result(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *how: Any
 ) -> tuple[Tensor, Tensor]:
     """The result, and the logarithm of the sum of each query's exponentials."""
     arrays = (query, key, value)
@@ -51,20 +52,20 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     """The two, joined by their derivative."""
 
     @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Any:
-        return torch.ops.meshwright.attention(query, key, value, mask, causal)
+    def forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *how: Any) -> Any:
+        return torch.ops.meshwright.attention(query, key, value, mask, *how)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *saved, ctx.causal = inputs
+        saved, ctx.how = inputs[:4], inputs[4:]
         ctx.save_for_backward(*saved, *output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         backward = torch.ops.meshwright.attention_backward
-        *_, biased, _ = ctx.needs_input_grad
-        found = backward(gradients[0], *ctx.saved_tensors, ctx.causal, biased)
-        return (*found, *(() if biased else (None,)), None)
+        biased = ctx.needs_input_grad[3]
+        found = backward(gradients[0], *ctx.saved_tensors, *ctx.how, biased)
+        return (*found, *(() if biased else (None,)), *(None for _ in ctx.how))
 
 
 def attend(
@@ -78,8 +79,8 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """As ``torch.nn.functional.scaled_dot_product_attention``; scales and dropout change no shape."""
-    result, _ = _Attention.apply(query, key, value, attn_mask, is_causal)
+    """As ``torch.nn.functional.scaled_dot_product_attention``; heads that are shared are seen by their number."""
+    result, _ = _Attention.apply(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return result
 
 

@@ -36,3 +36,19 @@ class Operand(NamedTuple):
 
 
 TorchRule = Callable[[Call], Rule]
+
+
+def kind_of(target: Any) -> str:
+    """An operator's name, without overload; with the library that it is of, where that is not PyTorch's own."""
+    library, _, name = str(getattr(target, "_schema", target)).partition("(")[0].partition("::")
+    name = name.partition(".")[0]
+    return name if library in ("aten", "meshwright") else f"{library}.{name}"
+
+
+def leaves(tree: Any) -> list[Any]:
+    """What mappings, tuples and lists hold, however nested, in order."""
+    if isinstance(tree, Mapping):
+        return [leaf for part in tree.values() for leaf in leaves(part)]
+    if isinstance(tree, tuple | list):
+        return [leaf for part in tree for leaf in leaves(part)]
+    return [tree]

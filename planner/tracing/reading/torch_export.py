@@ -2,11 +2,11 @@
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses import meta_utils
@@ -36,11 +36,19 @@ WITHOUT_SIZE = (GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound, Dyna
 BY_EXAMPLE = "branches that depend on values: those that the example inputs take"
 
 
-def core_program(
-    module: Any, inputs: Sequence[Any], trips: int | None, gradient: bool
-) -> tuple[Any, tuple[str, ...]]:
-    """The exported module on tensors without storage, and notes on it; ``InputError`` where PyTorch cannot export it,
-    `TakesGradient` where that is why.
+class Core(NamedTuple):
+    """A module in core operators."""
+
+    exported: Any
+    """On tensors without storage."""
+    notes: tuple[str, ...]
+    """What was taken for granted."""
+    constants: Mapping[str, Any]
+    """Tensors that the module has written in it, as they were."""
+
+
+def core_program(module: Any, inputs: Sequence[Any], trips: int | None, gradient: bool) -> Core:
+    """The exported module; ``InputError`` where PyTorch cannot export it, `TakesGradient` where that is why.
 
     Recurrent layers are loops over time, or step after step where the way through the module depends on values. With
     ``gradient`` it keeps what says how it is differentiated.
@@ -58,6 +66,7 @@ def core_program(
         _check_names(module)
         _check_sizes(exported.graph_module)
         _drop_checks(exported.graph_module)
+        constants = dict(exported.constants)
         exported = move_to_device_pass(exported, "meta")
         with_casts(exported.graph_module)
         try:
@@ -67,7 +76,7 @@ def core_program(
         with_functions(exported.graph_module)
         with_layers(exported.graph_module)
     notes += unfolded(exported.graph_module, trips)
-    return with_derivatives(exported), tuple(notes)
+    return Core(with_derivatives(exported), tuple(notes), constants)
 
 
 def _exported(module: Any, inputs: Sequence[Any], notes: list[str]) -> Any:

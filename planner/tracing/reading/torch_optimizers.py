@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from planner.errors import InputError
 from planner.tracing.reading.torch_lifted import core_operators
@@ -26,6 +27,8 @@ class Update(NamedTuple):
     graph: Any
     states: list[tuple[str, Tensor]]
     """What is kept for which weight, as ``weight.name``."""
+    run: Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
+    """The same as a function of plain tensors."""
 
 
 def update_of(factory: Factory, weights: Mapping[str, Tensor], known: Callable[[Any], bool]) -> Update:
@@ -66,7 +69,8 @@ def _traced(factory: Factory, weights: Mapping[str, Tensor], known: Callable[[An
     graph = make_fx(torch.func.functionalize(run), decomposition_table=table)(*given).graph
     _drop_unread(graph)
     states = [(f"{w}.{name}", x) for w, state in zip(weights, kept, strict=True) for name, x in state.items()]
-    return Update(graph, states)
+    _, structure = tree_flatten(kept)
+    return Update(graph, states, lambda w, g, flat: run(w, g, tree_unflatten(list(flat), structure)))
 
 
 def _begun(factory: Factory, weights: Sequence[Tensor]) -> list[dict[str, Any]]:

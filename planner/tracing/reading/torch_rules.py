@@ -124,6 +124,11 @@ def _batch_norm(call: Call) -> Rule:
     )
 
 
+def _settled_batch_norm(call: Call) -> Rule:
+    """By statistics that are given: nothing is summed."""
+    return _batch_norm(call)._replace(reductions=())
+
+
 def _mm(call: Call) -> Rule:
     return product(call.inputs[0], call.inputs[1], ((1,), (0,)), ((), ()))
 
@@ -336,7 +341,7 @@ TORCH_RULES: Mapping[str, TorchRule] = MappingProxyType(
         "_softmax_backward_data": _softmax(1),
         "_native_batch_norm_legit": _batch_norm,
         "_native_batch_norm_legit_functional": _batch_norm,
-        "_native_batch_norm_legit_no_training": _batch_norm,
+        "_native_batch_norm_legit_no_training": _settled_batch_norm,
         "attention": _attention(4, backward=False),
         "attention_backward": _attention(7, backward=True),
         "bmm": _bmm,

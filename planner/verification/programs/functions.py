@@ -1,10 +1,12 @@
-"""A function of the user's, with arguments to trace it with, from ``FILE.py:NAME``.
+"""A function of the user's, with arguments to trace it with, from ``FILE.py:NAME``, and a mesh to run it on.
 
 NAME is a tuple ``(function, *arguments)``, a function of nothing that returns one, or a `Program`.
 """
 
 import importlib.util
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +34,15 @@ def load_function(target: str) -> tuple[Any, ...] | Program:
     if isinstance(found, Program) or (isinstance(found, tuple) and found and callable(found[0])):
         return found
     raise InputError(f"{target}: expected (function, *arguments) or a Program, found {type(found).__name__}")
+
+
+def smaller_mesh(mesh: Mapping[str, int], most: int) -> dict[str, int]:
+    """The same axes on at most ``most`` devices: the largest axis is divided by its smallest factor, again and again.
+
+    What divides by an axis also divides by a factor of it, so every layout stays possible.
+    """
+    sizes = dict(mesh)
+    while math.prod(sizes.values()) > most:
+        axis = max(sizes, key=lambda name: sizes[name])
+        sizes[axis] //= next(n for n in range(2, sizes[axis] + 1) if sizes[axis] % n == 0)
+    return sizes

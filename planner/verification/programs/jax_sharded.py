@@ -27,11 +27,9 @@ from planner.tracing.cleaning.passes import clean
 from planner.tracing.program import Program
 from planner.tracing.reading.from_jax import from_jax
 from planner.tracing.sharded import ShardedProgram
-from planner.verification.programs.functions import load_function
+from planner.verification.programs.functions import load_function, smaller_mesh
 from planner.verification.programs.hlo import listed_collectives
-
-NOISE = 10
-"""Roundings of the inputs: what an output moves by as many on one device says nothing about layouts."""
+from planner.verification.programs.numbers import output_of
 
 _SCOPES = re.compile(re.escape(SCOPE) + r"([^\]]*)\]")
 
@@ -106,18 +104,6 @@ def check_function(program: Program, function: Any, arguments: list[Any], target
     theirs, ours = ({m.name for op in p.operations for m in op.members} for p in (traced, program))
     if theirs != ours:
         raise InputError(f"{target} is not the function that was planned: only one has {min(theirs ^ ours)}")
-
-
-def smaller_mesh(mesh: Mapping[str, int], most: int) -> dict[str, int]:
-    """The same axes on at most ``most`` devices: the largest axis is divided by its smallest factor, again and again.
-
-    What divides by an axis also divides by a factor of it, so every layout stays possible.
-    """
-    sizes = dict(mesh)
-    while math.prod(sizes.values()) > most:
-        axis = max(sizes, key=lambda name: sizes[name])
-        sizes[axis] //= next(n for n in range(2, sizes[axis] + 1) if sizes[axis] % n == 0)
-    return sizes
 
 
 def _mesh(sharded: ShardedProgram) -> Any:
@@ -231,28 +217,13 @@ def nudged(arguments: Any) -> Any:
 
 
 def compared(found: Any, expected: Any, moved: Any) -> list[dict[str, Any]]:
-    """Each output: its largest number on one device and sharded, and how far the two are apart, as a share of that.
-
-    Less `NOISE` times what it is ``moved`` by one rounding of the inputs: what cancels (the gradient of a bias before a
-    softmax), and what an optimizer makes of it, is but rounding.
-    """
+    """Each output under layouts beside that of one device, and beside that of inputs ``moved`` by one rounding."""
     leaves = zip(jax.tree.leaves(found), jax.tree.leaves(moved), strict=True)
     paths = jax.tree_util.tree_leaves_with_path(expected)
     return [
-        _output(path, *map(_floats, (one, *others)))
+        output_of(f"output{jax.tree_util.keystr(path)}", *map(_floats, (one, *others)))
         for (path, one), others in zip(paths, leaves, strict=True)
     ]
-
-
-def _output(path: Any, a: Any, b: Any, moved: Any) -> dict[str, Any]:
-    largest, apart, noise = (float(np.abs(x).max(initial=0.0)) for x in (a, a - b, a - moved))
-    return {
-        "name": f"output{jax.tree_util.keystr(path)}",
-        "scalar": a.ndim == 0,
-        "expected": float(a) if a.ndim == 0 else largest,
-        "found": float(b) if a.ndim == 0 else float(np.abs(b).max(initial=0.0)),
-        "error": max(0.0, apart - NOISE * noise) / (largest + 1e-30),
-    }
 
 
 def _floats(array: Any) -> Any:

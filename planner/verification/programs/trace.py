@@ -56,15 +56,18 @@ def trace(task: dict[str, Any]) -> Program:
     if isinstance(loaded, Program):
         return loaded
     if hasattr(loaded[0], "named_parameters"):
-        optimizer = _optimizer(more["optimizer"]) if "optimizer" in more else None
+        optimizer = optimizer_of(more["optimizer"]) if "optimizer" in more else None
         gradient = "gradient" in more
         program = from_torch(*loaded, gradient=gradient, optimizer=optimizer, name=title, **how)
     else:
         program = from_jax(*loaded, name=title, **how)
-    return program.model_copy(update={"source": target})
+    options = more | ({"trips": str(task["trips"])} if task["trips"] else {})
+    return program.model_copy(
+        update={"source": target, "traced_with": {k: str(v) for k, v in options.items()}}
+    )
 
 
-def _optimizer(name: str) -> Any:
+def optimizer_of(name: str) -> Any:
     """The class of that name in ``torch.optim``, however its letters are written."""
     import torch
 

@@ -83,7 +83,7 @@ def test_a_program_without_its_function_is_not_verified(
     cli("shard", *ON_TWO_NODES, "-o", out)
     result = cli("verify", out, "--with", "jax", *options)
     assert (result.exit_code, message in result.stderr) == (2, True)
-    assert "is verified --with jax, not torch" in cli("verify", out, "--with", "torch").stderr
+    assert "is verified --with jax or torch, not xla-tpu" in cli("verify", out, "--with", "xla-tpu").stderr
 
 
 def test_a_plan_has_no_function(cli: Cli, tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""Operators of PyTorch as a program has them: what it takes apart runs part by part, a product on what devices have.
+
+A piece runs as ``run(title, function, operands, local)``: its operator in the program, what computes it, and the arrays
+that the program says it reads. Where it is ``local``, the function runs on what each device has of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.tracing.reading.torch_calls import kind_of
+
+aten = torch.ops.aten
+
+
+class Pieces:
+    """Runs the operators of `KINDS`."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner, self.run, self.shapes = runner, runner.run, runner.shapes_here
+        self.random: dict[str, Tensor] = {}
+        """State of the random numbers before an attention with dropout, by its name in the graph."""
+
+    def affine(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
+        """``beta bias + alpha (a b)``."""
+        bias, left, right = given
+        made = self.run(f"{title}.product", torch.matmul, [left, right], local=True)
+
+        def add(product: Any, more: Any) -> Any:
+            alpha, beta = how.get("alpha", 1), how.get("beta", 1)
+            return (product if alpha == 1 else alpha * product) + (more if beta == 1 else beta * more)
+
+        return self.run(title, add, [made, bias])
+
+    def convolution(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
+        """A convolution, and the sum with its bias."""
+        image, window, bias, *rest = given
+
+        def product(left: Any, right: Any) -> Any:
+            return aten.convolution(left, right, None, *rest)
+
+        if bias is None:
+            return self.run(title, product, [image, window], local=True)
+        made = self.run(f"{title}.product", product, [image, window], local=True)
+        shape = (-1, *(1 for _ in made.shape[2:]))
+        return self.run(title, lambda x, more: x + more.reshape(shape), [made, bias])
+
+    def convolution_backward(
+        self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]
+    ) -> Any:
+        """Gradients of the input, the filter and the bias, each by itself."""
+        gradient, image, window, sizes, *rest, wanted = given
+
+        def part(place: int, left: Any, right: Any, of: Any) -> Any:
+            mask = [k == place for k in range(3)]
+            return aten.convolution_backward(of, left, right, sizes, *rest, mask)[place]
+
+        def of_image(of: Any, right: Any) -> Any:
+            (shape,) = self.shapes(f"{title}:0")
+            return part(0, of.new_empty(1).expand(shape), right, of)
+
+        def of_window(of: Any, left: Any) -> Any:
+            (shape,) = self.shapes(f"{title}:1")
+            return part(1, left, of.new_empty(1).expand(shape), of)
+
+        others = [d for d in range(gradient.ndim) if d != 1]
+        parts = (
+            (of_image, [gradient, window], True),
+            (of_window, [gradient, image], True),
+            (lambda of: of.sum(others), [gradient], False),
+        )
+        return [
+            self.run(f"{title}:{k}", function, operands, local) if wanted[k] else None
+            for k, (function, operands, local) in enumerate(parts)
+        ]
+
+    def attention(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
+        """The result; what stands for the sums of exponentials is not read."""
+        *arrays, dropout, causal, scale = given
+        operands = [x for x in arrays if x is not None]
+        if dropout:
+            self.random[node.name] = torch.random.get_rng_state()
+        places = self._positions(title, arrays[0]) if causal else []
+
+        def attend(*local: Any) -> Any:
+            *read, mask = _with_mask(local[: len(operands)])
+            result = _attend(read, mask, local[len(operands) :], dropout, causal, scale)
+            return result, result.new_zeros(result.shape[:-1], dtype=torch.float32)
+
+        return self.run(title, attend, [*operands, *places], local=True)
+
+    def attention_backward(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
+        """Gradients of queries, keys and values, and of a mask where one is wanted: of the forward pass run again."""
+        of, *arrays, result, sums, dropout, causal, scale, biased = given
+        operands = [x for x in arrays if x is not None]
+        state = self.random.get(_maker(node.args[5]).name)
+        places = self._positions(title, arrays[0]) if causal else []
+
+        def derive(of: Any, *local: Any) -> Any:
+            *read, mask = _with_mask(local[: len(operands)])
+            wanted = [x.detach().requires_grad_() for x in read]
+            mask = mask.detach().requires_grad_() if biased else mask
+            with torch.enable_grad(), _drawn_again(state):
+                made = _attend(wanted, mask, local[len(operands) + 2 :], dropout, causal, scale)
+            return torch.autograd.grad(made, [*wanted, mask] if biased else wanted, of)
+
+        return self.run(title, derive, [of, *operands, result, sums, *places], local=True)
+
+    def _positions(self, title: str, query: Any) -> list[Any]:
+        """Of the queries that a device has, where axes split them."""
+        site = self.runner.sites[title].without_ring()
+        axes = site.lies(site.reads[0])[-2]
+        return [self.runner.positions(query.shape[-2], axes)] if axes else []
+
+
+def _maker(node: Any) -> Any:
+    """Of one of several results: what makes them all."""
+    return node.args[0] if "getitem" in str(node.target) else node
+
+
+@contextmanager
+def _drawn_again(state: Tensor | None) -> Iterator[None]:
+    """Random numbers are those that followed ``state``, if there is one."""
+    if state is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=()):
+        torch.random.set_rng_state(state)
+        yield
+
+
+def _with_mask(arrays: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    query, key, value, *mask = arrays
+    return query, key, value, mask[0] if mask else None
+
+
+def _attend(
+    arrays: Sequence[Any], mask: Any, places: Sequence[Any], dropout: float, causal: bool, scale: Any
+) -> Any:
+    """``places`` are positions of the queries, where these are not all: each sees keys up to its own."""
+    query, key, value = arrays
+    shared = query.ndim > 2 and query.shape[-3] != key.shape[-3]
+    if causal and places:
+        causal, mask = False, places[0][:, None] >= torch.arange(key.shape[-2], device=key.device)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, mask, dropout, causal, scale=scale, enable_gqa=shared
+    )
+
+
+KINDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "addmm": Pieces.affine,
+        "addmv": Pieces.affine,
+        "baddbmm": Pieces.affine,
+        "attention": Pieces.attention,
+        "attention_backward": Pieces.attention_backward,
+        "convolution": Pieces.convolution,
+        "convolution_backward": Pieces.convolution_backward,
+    }
+)
+"""By what operators are called in a program."""
+
+LOCAL = frozenset(("mm", "bmm", "mv", "dot", "vdot"))
+"""Products that each device does of what it has, as they are."""
+
+
+def is_local(target: Any) -> bool:
+    """Whether an operator is one of those."""
+    return kind_of(target) in LOCAL

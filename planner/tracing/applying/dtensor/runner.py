@@ -1,0 +1,374 @@
+"""Runs the graphs that a module was read from, every array a ``DTensor`` that lies as a `ShardedProgram` says."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import full as full_of
+
+from planner.errors import InputError
+from planner.tracing.applying.dtensor.arrays import Array
+from planner.tracing.applying.dtensor.forms import form_of
+from planner.tracing.applying.dtensor.graphs import AGAIN, by_chance, planned_graph, title_of
+from planner.tracing.applying.dtensor.moves import Moves, placements
+from planner.tracing.applying.dtensor.pieces import KINDS, Pieces, is_local
+from planner.tracing.applying.sites import Site, sites_of
+from planner.tracing.applying.views import View
+from planner.tracing.factors import Rule
+from planner.tracing.layouts import Partition
+from planner.tracing.program import Dims, Operation
+from planner.tracing.reading.from_torch import Reading
+from planner.tracing.reading.torch_calls import kind_of, leaves
+from planner.tracing.sharded import ShardedProgram, SharedCopy
+
+
+class Runner:
+    """Runs operators under layouts on a mesh whose dims have the names of the plan's axes."""
+
+    def __init__(self, sharded: ShardedProgram, mesh: Any, reading: Reading) -> None:
+        self.sharded, self.mesh, self.reading = sharded, mesh, reading
+        self.moves, self.sites = Moves(mesh), sites_of(sharded)
+        self.again = {s.name: s for s in sharded.recomputed}
+        self.planned: dict[Any, Any] = {}
+        """Graphs as they were read -> as they run."""
+        self.copied = {(c.value, reader): c for c in sharded.copies for reader in c.readers}
+        self.brought: dict[SharedCopy, tuple[Any, set[str]]] = {}
+        """Copies that several operators share, with those that have yet to read them."""
+        self.inside: dict[str, dict[tuple[int, Partition, bool], tuple[Array, Any]]] = {}
+        """What was moved for an operator, until the last of its members has run: by identity and place."""
+        self.read: dict[str, Operation] = {op.name: op for op in reading.program.operations}
+        """Operators as they were read, before any clean-up."""
+        self.alike: dict[str, str] = {}
+        """Operators that are computed alike on every device, as ``DTensor`` has no rule for them, with what it says."""
+        self.pieces = Pieces(self)
+        self.second = False
+        """Whether it is a second run that runs."""
+        self.chance = False
+        """Whether what runs draws random numbers."""
+        self.at = ""
+        """The operator of PyTorch that is running, or the value that a result is brought to."""
+
+    def owner(self, title: str) -> str:
+        """The operator of the program that an operator of PyTorch is part of."""
+        site = self.sites.get(title)
+        return title if site is None else site.operation.name
+
+    def placements(self, partition: Partition) -> list[Any]:
+        """Of an array that lies so."""
+        return placements(partition, tuple(self.sharded.mesh))
+
+    def distributed(self, tensor: Any, partition: Partition) -> Any:
+        """A whole tensor that all devices have, of which each takes its part."""
+        return distribute_tensor(tensor, self.mesh, self.placements(partition), src_data_rank=None)
+
+    def positions(self, count: int, axes: Sequence[str]) -> Array:
+        """0, 1, and so on up to ``count``, split by some axes."""
+        whole = torch.arange(count, device=self.mesh.device_type)
+        return Array("", (count,), self.distributed(whole, (tuple(axes),)))
+
+    def walk(self, graph: Any, given: Sequence[Array | None], prefix: str = "") -> list[Array | None]:
+        """The results of ``graph``, each array freed when nothing reads it any more."""
+        env: dict[Any, Any] = {}
+        if graph not in self.planned:
+            self.planned[graph] = planned_graph(graph, self.sharded, self.sites)
+        graph = self.planned[graph]
+        arguments, last = iter(given), _last_readers(graph)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(arguments)
+            elif node.op == "output":
+                return [env[n] if hasattr(n, "op") else None for n in leaves(node.args)]
+            elif node.op == "get_attr":
+                env[node] = self._constant(node)
+            elif node in last:
+                self.second, self.chance = AGAIN in node.meta, by_chance(node)
+                env[node] = self._node(node, prefix + title_of(node), env)
+            for done in last.get(node, ()):
+                env.pop(done, None)
+        raise AssertionError("a graph ends with its output")
+
+    def _constant(self, node: Any) -> Array:
+        tensor = getattr(node.graph.owning_module, node.target).to(self.mesh.device_type)
+        return Array("", tuple(tensor.shape), self.distributed(tensor, ((),) * tensor.ndim))
+
+    def _node(self, node: Any, title: str, env: Mapping[Any, Any]) -> Any:
+        def value(tree: Any) -> Any:
+            return torch.fx.node.map_arg(tree, env.__getitem__)
+
+        if "getitem" in str(node.target):
+            return env[node.args[0]][node.args[1]]
+        kind = kind_of(node.target)
+        if kind in KINDS:
+            return KINDS[kind](self.pieces, title, node, value(node.args), value(node.kwargs))
+        nodes = [n for n in leaves((node.args, node.kwargs)) if hasattr(n, "op")]
+        if not nodes:
+            return self._of_numbers(node, title)
+        operands = [env[n] for n in nodes]
+
+        def call(*now: Any) -> Any:
+            left = iter(now)
+            args, how = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda _: next(left))
+            return form_of(node.target, kind, self._sums_split(title))(*args, **self._here(how))
+
+        read = self.read.get(title)
+        if title not in self.sites and read is not None and read.kind == "view" and len(operands) == 1:
+            shape = tuple(node.meta["val"].shape)
+            return Array("", shape, seen=View(None, call, operands[0], _rule(read)))
+        return self.run(title, call, operands, is_local(node.target) or self._adds_up(title, node))
+
+    def _adds_up(self, title: str, node: Any) -> bool:
+        """Whether devices add what they have to rows that all of them have, which are zeros if their sums are added."""
+        site = self._site(title)
+        if site is None or site.operation.kind != "accumulate" or len(site.writes) != 1:
+            return False
+        split = {*site.sharding.split.values()}
+        values, result = ({f for dim in dims for f in dim} for dims in (site.reads[-1], site.writes[0]))
+        zeros = kind_of(node.args[0].target) in ("full", "zeros") and node.args[0].args[1:2] in ((), (0,))
+        return split <= values and (zeros or split <= result)
+
+    def _here(self, how: Mapping[str, Any]) -> dict[str, Any]:
+        device = torch.device(self.mesh.device_type)
+        return {name: device if isinstance(x, torch.device) else x for name, x in how.items()}
+
+    def _sums_split(self, title: str) -> bool:
+        """Whether an operator sums over a loop that is split."""
+        site = self._site(title)
+        over = set() if site is None else {f for r in site.operation.reductions for f in r.over}
+        return site is not None and bool(over & {*site.sharding.split.values()})
+
+    def _of_numbers(self, node: Any, title: str) -> Array:
+        """What reads no array; where it has numbers by chance, those of the first device."""
+        how, shape = self._here(node.kwargs), tuple(node.meta["val"].shape)
+        alike = kind_of(node.target) in ("full", "zeros", "ones")
+
+        def make(places: Sequence[Any]) -> Any:
+            if alike:
+                value = {"full": node.args[1:2], "ones": (1,)}.get(kind_of(node.target), (0,))[0]
+                options = {"dtype": node.meta["val"].dtype, "device_mesh": self.mesh, "placements": places}
+                return full_of(shape, value, **options)
+            whole = node.target(*node.args, **how)
+            return distribute_tensor(whole, self.mesh, places, src_data_rank=0 if self.chance else None)
+
+        self.at, site = title, self._site(title)
+        if site is None and not self.chance:
+            return Array("", shape, made=make)
+        return Array(title, shape, make(self.placements(site.left()[0] if site else ((),) * len(shape))))
+
+    def run(
+        self, title: str, function: Callable[..., Any], operands: Sequence[Any], local: bool = False
+    ) -> Any:
+        """What one operator makes of arrays, each where the plan has it."""
+        self.at, site = title, self._site(title)
+        try:
+            if site is None:
+                return self._arrays(title, self._as_they_lie(function, [*map(self._somewhere, operands)]))
+            made = self._planned(title, site, function, operands, local)
+        except (NotImplementedError, RuntimeError) as error:
+            said = str(error).strip().partition("\n")[0]
+            raise InputError(f"{title} cannot run in parts, as PyTorch says: {said}") from error
+        if title == site.operation.members[-1].name:
+            self._done(site.operation.name)
+        return self._arrays(title, made)
+
+    def _done(self, reader: str) -> None:
+        """Let go of what was moved for an operator."""
+        self.inside.pop(reader, None)
+        for copy, (_, left) in list(self.brought.items()):
+            left.discard(reader)
+            if not left:
+                del self.brought[copy]
+
+    def _planned(
+        self, title: str, site: Site, function: Callable[..., Any], operands: Sequence[Any], local: bool
+    ) -> Any:
+        count, loops = len(site.reads), site.without_ring()
+        placed = [self.put(x, loops.lies(dims), site) for x, dims in zip(operands, site.reads, strict=False)]
+        waits = [x.placements for x in placed if any(p.is_partial() for p in x.placements)]
+        placed += [self._somewhere(x) for x in operands[count:]]
+        if local and not _meets_neighbours(site):
+            made = self._locally(loops, function, placed)
+        else:
+            made = None if waits or self.chance else self._by_each(site, function, placed)
+            made = self._as_they_lie(function, placed) if made is None else made
+        if waits and title != site.operation.total:
+            return made
+        several = isinstance(made, tuple | list)
+        left = iter(site.left())
+        found = [
+            self._left(x, next(left, ((),) * x.ndim), site) if isinstance(x, torch.Tensor) else x
+            for x in (made if several else [made])
+        ]
+        return found if several else found[0]
+
+    def _site(self, title: str) -> Site | None:
+        """What is planned for the operator, or for its second run if that is what runs."""
+        site = self.sites.get(title)
+        if site is None or not self.second or site.operation.name not in self.again:
+            return site
+        return site._replace(sharding=self.again[site.operation.name])
+
+    def _arrays(self, title: str, made: Any) -> Any:
+        """What an operator makes, by the names that the program has for it."""
+        if isinstance(made, tuple | list):
+            return [
+                Array(f"{title}:{k}" if len(made) > 1 else title, tuple(x.shape), x)
+                if isinstance(x, torch.Tensor)
+                else None
+                for k, x in enumerate(made)
+            ]
+        return Array(title, tuple(made.shape), made)
+
+    def put(self, array: Array, partition: Partition, site: Site) -> Any:
+        """An operand where its reader has it; parts of a sum wait, where the reader says so."""
+        return self.lying(array, partition, site.operation.name, bool(site.operation.addends))
+
+    def lying(self, array: Array, partition: Partition, reader: str = "", waits: bool = False) -> Any:
+        """``array`` moved for an operator, once for all its members; a view moves as what it shows."""
+        if array.made is not None:
+            return array.made(self.placements(partition))
+        moves, key = self.inside.setdefault(reader, {}), (id(array), partition, waits)
+        if key not in moves:
+            moves[key] = (array, self._moved(array, partition, reader, waits))
+        return moves[key][1]
+
+    def _moved(self, array: Array, partition: Partition, reader: str, waits: bool) -> Any:
+        view, held = array.seen, array.held
+        if view is not None:
+            behind = view.behind(partition, self.sharded.mesh, repeats=True)
+            if behind is None:
+                held = self._somewhere(array)
+            else:
+                held = self._as_they_lie(view.equation, [self.lying(view.source, behind, reader, waits)])
+        shared = self.copied.get((array.name, reader))
+        if shared is not None:
+            if shared not in self.brought:
+                self.brought[shared] = self.moves.moved(held, shared.partition), {*shared.readers}
+            held, _ = self.brought[shared]
+        return self.moves.moved(held, partition, tuple(self.sharded.mesh) if waits else ())
+
+    def _somewhere(self, array: Array) -> Any:
+        """``array`` as it lies."""
+        if array.made is not None:
+            return array.made([Replicate()] * self.mesh.ndim)
+        if array.seen is not None:
+            return self._as_they_lie(array.seen.equation, [self._somewhere(array.seen.source)])
+        return array.held
+
+    def _left(self, array: Any, partition: Partition, site: Site) -> Any:
+        """A result as it is left: parts of a sum wait where the plan says so."""
+        return self.moves.moved(array, partition, () if site.operation.addends else site.sharding.parts)
+
+    def _locally(self, site: Site, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """On what each device has, where that makes a part of what is to be made, or an addend of it."""
+        made = function(*(x.to_local() for x in operands))
+        several = isinstance(made, tuple | list)
+        dims = iter(site.writes)
+        found = [
+            DTensor.from_local(x, self.mesh, self._addends(site, next(dims)), run_check=False)
+            if isinstance(x, torch.Tensor)
+            else x
+            for x in (made if several else [made])
+        ]
+        return found if several else found[0]
+
+    def _addends(self, site: Site, dims: Dims) -> list[Any]:
+        """How a result lies before it is summed."""
+        inside, split = {f for dim in dims for f in dim}, site.sharding.split
+        return [
+            Partial() if axis in split and split[axis] not in inside else place
+            for axis, place in zip(self.sharded.mesh, self.placements(site.lies(dims)), strict=True)
+        ]
+
+    def shapes_here(self, title: str) -> list[tuple[int, ...]]:
+        """What one device makes of each result of an operator."""
+        site, mesh = self._site(title), self.sharded.mesh
+        assert site is not None
+        sizes = site.operation.sizes
+        return [
+            tuple(
+                math.prod(sizes[f] for f in dim) // math.prod(mesh[axis] for axis in axes)
+                for dim, axes in zip(dims, site.lies(dims), strict=True)
+            )
+            for dims in site.writes
+        ]
+
+    def _as_they_lie(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """By ``DTensor``; where it cannot, by each device of all there is."""
+        try:
+            return _in_order(function, operands)
+        except (NotImplementedError, RuntimeError) as error:
+            self.alike[self.at] = str(error).strip().partition("\n")[0]
+        whole = [Replicate()] * self.mesh.ndim
+        made = function(*(x.redistribute(self.mesh, whole).to_local() for x in operands))
+        return torch.utils._pytree.tree_map(self._everywhere, made)
+
+    def _by_each(self, site: Site, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """What each device makes of what it has, if that is its part of all; None where it is not.
+
+        It is not where sizes are written in the operator. Each loop that is split must index all that is made, and
+        nothing of what neighbours have may be needed.
+        """
+        split, kind = {*site.sharding.split.values()}, self.read[self.at].kind
+        indexed = [*site.writes, *(site.reads[-1:] if kind == "accumulate" else ())]  # values come last
+        apart = all(split <= {f for dim in dims for f in dim} for dims in indexed)
+        if not apart or _meets_neighbours(site) or kind == "view":
+            return None
+        try:
+            made = self._locally(site, function, operands)
+        except (NotImplementedError, RuntimeError, StopIteration):  # or it makes more than the program has
+            return None
+        shapes = [tuple(x.to_local().shape) for x in leaves(made) if isinstance(x, torch.Tensor)]
+        return made if shapes == self.shapes_here(self.at) else None
+
+    def _everywhere(self, made: Any) -> Any:
+        """What every device has made whole."""
+        if not isinstance(made, torch.Tensor):
+            return made
+        return DTensor.from_local(made, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
+
+
+def _meets_neighbours(site: Site) -> bool:
+    """Whether a device needs of what others have: windows reach over the borders of what is split."""
+    return bool({h.factor for h in site.operation.halos} & {*site.sharding.split.values()})
+
+
+def _in_order(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """What ``function`` makes, with each device's part one block: views of others may leave several strided ones."""
+    made = function(*operands)
+    strided = {k for x in leaves(made) if isinstance(x, DTensor) for k in _strided(x)}
+    if not strided:
+        return made
+    return function(
+        *(
+            x.redistribute(
+                placements=[Replicate() if k in strided else p for k, p in enumerate(x.placements)]
+            )
+            for x in operands
+        )
+    )
+
+
+def _strided(array: Any) -> list[int]:
+    """Axes along which it lies in several blocks."""
+    kinds = Shard | Replicate | Partial
+    return [k for k, p in enumerate(array.placements) if not isinstance(p, kinds)]
+
+
+def _rule(op: Operation) -> Rule:
+    """The loops of an operator as it was read."""
+    return Rule(op.kind, op.sizes, op.reads, op.writes)
+
+
+def _last_readers(graph: Any) -> dict[Any, list[Any]]:
+    """Nodes that what is returned needs, each with those that it is the last to read."""
+    needed = {graph.output_node()}
+    found: dict[Any, list[Any]] = {}
+    seen = set[Any]()
+    for node in reversed(graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+            found[node] = [n for n in node.all_input_nodes if n not in seen]
+            seen.update(node.all_input_nodes)
+    return found

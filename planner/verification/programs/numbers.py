@@ -1,0 +1,26 @@
+"""Numbers of a framework under layouts beside those of one device."""
+
+from typing import Any
+
+import numpy as np
+
+NOISE = 10
+"""Roundings of the inputs: what an output moves by as many on one device says nothing about layouts."""
+
+
+def output_of(name: str, expected: Any, found: Any, moved: Any) -> dict[str, Any]:
+    """An output, arrays of fp64: its largest number on one device and under layouts, and how far the two are apart.
+
+    That is a share of the largest, less `NOISE` times what it is ``moved`` by one rounding of the inputs: what cancels
+    (the gradient of a bias before a softmax), and what an optimizer makes of it, is but rounding.
+    """
+    largest, apart, noise = (
+        float(np.abs(x).max(initial=0.0)) for x in (expected, expected - found, expected - moved)
+    )
+    return {
+        "name": name,
+        "scalar": expected.ndim == 0,
+        "expected": float(expected) if expected.ndim == 0 else largest,
+        "found": float(found) if expected.ndim == 0 else float(np.abs(found).max(initial=0.0)),
+        "error": max(0.0, apart - NOISE * noise) / (largest + 1e-30),
+    }

@@ -1,0 +1,190 @@
+"""A module of PyTorch under the layouts of a `ShardedProgram`: what it exchanges, and its numbers beside one device's.
+
+    python -m planner.verification.programs.torch_sharded task.json
+
+Prints, as JSON, every collective by operator, as the first device of the plan's mesh calls it, where nothing is
+computed; and the module's results on devices that this process simulates.
+"""
+
+import copy
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed._local_tensor import LocalTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from cluster_specs.errors import InputError
+from planner.errors import PlannerError
+from planner.tracing.applying.dtensor.apply import ShardedModule, check_reading
+from planner.tracing.applying.dtensor.graphs import unlike
+from planner.tracing.program import Program
+from planner.tracing.reading.from_torch import Reading, read_module
+from planner.tracing.sharded import ShardedProgram
+from planner.verification.programs.functions import load_function, smaller_mesh
+from planner.verification.programs.numbers import output_of
+from planner.verification.programs.torch_numbers import (
+    alone,
+    check_finite,
+    filled,
+    given_numbers,
+    nudged,
+    nudged_module,
+    numbers,
+    on_meta,
+    titles,
+)
+from planner.verification.programs.trace import optimizer_of
+
+KINDS: Mapping[str, tuple[str, bool]] = MappingProxyType(
+    {
+        "all_gather_into_tensor": ("all_gather", True),
+        "all_reduce": ("all_reduce", False),
+        "reduce_scatter_tensor": ("reduce_scatter", False),
+        "shard_dim_alltoall": ("all_to_all", False),
+        "all_to_all_single": ("send", False),
+    }
+)
+"""Operator of PyTorch -> our collective, and whether the whole array is as many times what a device brings to it."""
+
+
+def main(path: str) -> None:
+    """Run the task in ``path``."""
+    task = json.loads(Path(path).read_text())
+    torch.set_num_threads(1)  # sums in one order
+    try:
+        found = check(task)
+    except (InputError, PlannerError) as error:
+        found = {"refused": str(error)}
+    print(json.dumps(found))
+
+
+def check(task: Mapping[str, Any]) -> dict[str, Any]:
+    """What is exchanged, and how far what is computed is from what one device computes."""
+    sharded = ShardedProgram.model_validate_json(Path(task["exported"]).read_text())
+    loaded = load_function(task["function"])
+    if isinstance(loaded, Program) or not hasattr(loaded[0], "named_parameters"):
+        raise InputError(f"{task['function']} is no module of PyTorch: (module, *inputs) is what runs here")
+    module, *inputs = loaded
+    module, reading = filled(module, _reading(module, inputs, sharded))
+    found = {"version": torch.__version__, "unlike": unlike(reading), "mesh": dict(sharded.mesh)}
+    found |= _exchanged(module, inputs, reading, sharded)
+    small = sharded.model_copy(update={"mesh": smaller_mesh(sharded.mesh, task["devices"])})
+    taken = 2 * sharded.memory_bytes * math.prod(sharded.mesh.values())
+    if found["unlike"] or taken > task["most_bytes"]:
+        return {**found, "bytes": taken}
+    return {**found, "mesh": dict(small.mesh), "outputs": _compared(module, inputs, reading, small)}
+
+
+def _reading(module: Any, inputs: Sequence[Any], sharded: ShardedProgram) -> Reading:
+    """The module as the plan's program was read; with a gradient if it has that and does not say so."""
+    program, options = sharded.program, sharded.program.traced_with
+    optimizer = optimizer_of(options["optimizer"]) if "optimizer" in options else None
+
+    def read(gradient: bool) -> Reading:
+        found = read_module(
+            copy.deepcopy(module),  # which may keep what it saw while it was read
+            *inputs,
+            gradient=gradient,
+            optimizer=optimizer,
+            replicate_unknown=bool(program.replicated),
+            trips=int(options.get("trips", 0)) or None,
+            rules=program.rules,
+        )
+        check_reading(found, sharded)
+        return found
+
+    if options:
+        return read("gradient" in options)
+    try:
+        return read(False)
+    except InputError:
+        return read(True)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Collectives that are called meanwhile, each for the operator that ``now`` names."""
+
+    def __init__(self, now: Callable[[], str]) -> None:
+        super().__init__()
+        self.now, self.found = now, list[dict[str, Any]]()
+
+    def __torch_dispatch__(self, target: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        library, _, name = target._schema.name.partition("::")
+        if library in ("_c10d_functional", "_dtensor") and name in KINDS:
+            kind, gathers = KINDS[name]
+            group = _resolve_process_group(args[-1]) if isinstance(args[-1], str) else args[-1]
+            size = args[0].numel() * args[0].element_size() * (group.size() if gathers else 1)
+            made = {"operator": self.now(), "collective": kind, "full_bytes": size, "times": 1}
+            self.found.append(made)
+        return target(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _world(mesh: Mapping[str, int]) -> Iterator[None]:
+    """As many devices as ``mesh`` has, of which this process is the first."""
+    dist.init_process_group("fake", rank=0, world_size=math.prod(mesh.values()), store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _placed(module: Any, reading: Reading, sharded: ShardedProgram, device: str) -> ShardedModule:
+    axes = sharded.mesh
+    mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    return ShardedModule(module, reading, sharded, mesh)
+
+
+def _exchanged(
+    module: Any, inputs: Sequence[Any], reading: Reading, sharded: ShardedProgram
+) -> dict[str, Any]:
+    """Collectives on the plan's mesh, and operators that every device computes alike, with why."""
+    given = tree_map(lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, tuple(inputs))
+    states = [x for _, x in reading.update.states] if reading.update else []
+    with (
+        _world(sharded.mesh),
+        patch.object(torch, "meta", torch.cpu, create=True),
+    ):  # DTensor asks for its devices
+        placed = _placed(on_meta(module), reading, sharded, "meta")
+        with _Recorder(lambda: placed.runner.owner(placed.runner.at)) as recorder:
+            placed.results(given, states)
+    return {"compiled": recorder.found, "alike": placed.runner.alike}
+
+
+def _compared(
+    module: Any, inputs: Sequence[Any], reading: Reading, sharded: ShardedProgram
+) -> list[dict[str, Any]]:
+    """Results on all devices of a mesh beside those of PyTorch on one."""
+    given, names = given_numbers(inputs), titles(reading)
+    kept = reading.update.states if reading.update else []
+    states = [numbers(x, seed, positive=True) for seed, (_, x) in enumerate(kept)]
+    expected = alone(copy.deepcopy(module), given, states, reading)
+    check_finite(names, expected)
+    rng = torch.Generator().manual_seed(0)
+    moved = alone(nudged_module(module, rng), nudged(given, rng), nudged(states, rng), reading)
+    with _world(sharded.mesh), LocalTensorMode(math.prod(sharded.mesh.values())):
+        made = _placed(module, reading, sharded, "cpu").results(given, states)
+        found = [None if x is None else x.full_tensor().reconcile() for x in made]
+    every = zip(names, expected, found, moved, strict=True)
+    return [output_of(name, *map(_floats, each)) for name, *each in every if each[0] is not None]
+
+
+def _floats(tensor: Any) -> Any:
+    return tensor.detach().to(torch.float64).numpy()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
