@@ -67,7 +67,10 @@ def core_program(module: Any, inputs: Sequence[Any], trips: int | None, gradient
         _check_sizes(exported.graph_module)
         _drop_checks(exported.graph_module)
         constants = dict(exported.constants)
-        exported = move_to_device_pass(exported, "meta")
+        try:
+            exported = move_to_device_pass(exported, "meta")
+        except RuntimeError as error:  # of a tensor that torch.func left behind
+            raise refused("read", error) from error
         with_casts(exported.graph_module)
         try:
             exported = with_attention(exported)

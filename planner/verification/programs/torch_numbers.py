@@ -1,14 +1,17 @@
 """A module of PyTorch with numbers in it, and what it makes of them on one device."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cluster_specs.errors import InputError
+from planner.tracing.program import Program
 from planner.tracing.reading.from_torch import Reading
 
 
@@ -69,13 +72,16 @@ def given_numbers(inputs: Sequence[Any]) -> Any:
 
 def alone(module: Any, inputs: Sequence[Any], states: Sequence[Any], reading: Reading) -> list[Any]:
     """The program's results as PyTorch itself computes them, by its own derivatives and optimizer."""
-    made = [x for x in tree_leaves(module(*inputs)) if isinstance(x, torch.Tensor)]
-    count = reading.traced.gradients
+    count, parameters = reading.traced.gradients, dict(module.named_parameters())
+    weights = [parameters[path] for path, _ in reading.traced.roles[:count]]
+    try:
+        made = [x for x in tree_leaves(module(*inputs)) if isinstance(x, torch.Tensor)]
+        found = torch.autograd.grad(made[0], weights, allow_unused=True) if count else ()
+    except Exception as error:  # whatever the module raises
+        said = str(error).strip().partition("\n")[0]
+        raise InputError(f"on one CPU the module itself fails: {type(error).__name__}: {said}") from error
     if not count:
         return [x.detach() for x in made]
-    parameters = dict(module.named_parameters())
-    weights = [parameters[path] for path, _ in reading.traced.roles[:count]]
-    found = torch.autograd.grad(made[0], weights, allow_unused=True)
     roles = [role for _, role in reading.traced.roles[:count]]
     gradients = [None if role == "frozen" else g for role, g in zip(roles, found, strict=True)]
     if reading.update is None:
@@ -83,6 +89,20 @@ def alone(module: Any, inputs: Sequence[Any], states: Sequence[Any], reading: Re
     reached = [(w.detach(), g) for w, g in zip(weights, gradients, strict=True) if g is not None]
     new = reading.update.run([w for w, _ in reached], [g for _, g in reached], states)
     return [*new, made[0].detach()]
+
+
+@contextmanager
+def noted_casts() -> Iterator[list[str]]:
+    """Devices for which ``torch.autocast`` is entered meanwhile, but the CPU: there it casts nothing."""
+    found: list[str] = []
+    own = torch.autocast.__enter__
+
+    def enter(region: Any) -> Any:
+        found.extend([region.device] if region.device != "cpu" else [])
+        return own(region)
+
+    with patch.object(torch.autocast, "__enter__", enter):
+        yield found
 
 
 def titles(reading: Reading) -> list[str]:
@@ -96,24 +116,33 @@ def titles(reading: Reading) -> list[str]:
     return [*(f"new {name}" for name in new), "loss"]
 
 
-def nudged(tree: Any, rng: Any) -> Any:
-    """The same, every number by one rounding off, up or down by chance."""
+def rounding(program: Program) -> float:
+    """Of the coarsest type that a program computes in."""
+    types = (getattr(torch, dtype, None) for dtype in {v.dtype for v in program.values})
+    return max(
+        (torch.finfo(t).eps for t in types if t is not None and t.is_floating_point and t.itemsize > 1),
+        default=0.0,
+    )
+
+
+def nudged(tree: Any, rng: Any, share: float) -> Any:
+    """The same, every number by a share of itself off, up or down by chance."""
 
     def moved(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
             return x
         sign = 2 * torch.randint(0, 2, x.shape, generator=rng) - 1
-        return x * (1 + torch.finfo(x.dtype).eps * sign).to(x.dtype)
+        return x * (1 + max(share, torch.finfo(x.dtype).eps) * sign).to(x.dtype)
 
     return tree_map(moved, tree)
 
 
-def nudged_module(module: Any, rng: Any) -> Any:
+def nudged_module(module: Any, rng: Any, share: float) -> Any:
     """A copy of which every parameter and buffer is so."""
     made = copy.deepcopy(module)
     with torch.no_grad():
         for tensor in (*made.parameters(), *made.buffers()):
-            tensor.copy_(nudged(tensor, rng))
+            tensor.copy_(nudged(tensor, rng, share))
     return made
 
 

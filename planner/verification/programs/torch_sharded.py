@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.distributed._local_tensor import LocalTensorMode
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -40,10 +40,12 @@ from planner.verification.programs.torch_numbers import (
     check_finite,
     filled,
     given_numbers,
+    noted_casts,
     nudged,
     nudged_module,
     numbers,
     on_meta,
+    rounding,
     titles,
 )
 from planner.verification.programs.trace import optimizer_of
@@ -114,7 +116,7 @@ def _reading(module: Any, inputs: Sequence[Any], sharded: ShardedProgram) -> Rea
         return read(True)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Collectives that are called meanwhile, each for the operator that ``now`` names."""
 
     def __init__(self, now: Callable[[], str]) -> None:
@@ -133,7 +135,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 
 @contextmanager
-def _world(mesh: Mapping[str, int]) -> Iterator[None]:
+def followed_on_meta() -> Iterator[None]:
+    """What ``DTensor`` asks of devices that compute nothing: how many a host has, whether two masks are the same."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("equal", lambda first, second: True, "Meta")
+    with patch.object(torch, "meta", torch.cpu, create=True):
+        yield
+    library._destroy()
+
+
+@contextmanager
+def world(mesh: Mapping[str, int]) -> Iterator[None]:
     """As many devices as ``mesh`` has, of which this process is the first."""
     dist.init_process_group("fake", rank=0, world_size=math.prod(mesh.values()), store=FakeStore())
     try:
@@ -154,12 +166,9 @@ def _exchanged(
     """Collectives on the plan's mesh, and operators that every device computes alike, with why."""
     given = tree_map(lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, tuple(inputs))
     states = [x for _, x in reading.update.states] if reading.update else []
-    with (
-        _world(sharded.mesh),
-        patch.object(torch, "meta", torch.cpu, create=True),
-    ):  # DTensor asks for its devices
+    with world(sharded.mesh), followed_on_meta():
         placed = _placed(on_meta(module), reading, sharded, "meta")
-        with _Recorder(lambda: placed.runner.owner(placed.runner.at)) as recorder:
+        with Recorder(lambda: placed.runner.owner(placed.runner.at)) as recorder:
             placed.results(given, states)
     return {"compiled": recorder.found, "alike": placed.runner.alike}
 
@@ -169,17 +178,33 @@ def _compared(
 ) -> list[dict[str, Any]]:
     """Results on all devices of a mesh beside those of PyTorch on one."""
     given, names = given_numbers(inputs), titles(reading)
-    kept = reading.update.states if reading.update else []
-    states = [numbers(x, seed, positive=True) for seed, (_, x) in enumerate(kept)]
-    expected = alone(copy.deepcopy(module), given, states, reading)
+    own_states = reading.update.states if reading.update else []
+    states = [numbers(x, seed, positive=True) for seed, (_, x) in enumerate(own_states)]
+    rng, share = torch.Generator().manual_seed(0), rounding(reading.program)
+    runs = (
+        (copy.deepcopy(module), given, states),
+        (nudged_module(module, rng, share), *nudged((given, states), rng, share)),
+    )
+    with noted_casts() as casts:
+        expected, moved = (alone(own, x, y, reading) for own, x, y in runs)
+    if casts:  # which PyTorch makes on a GPU only: the same operators stand for it, on one device
+        one = sharded.model_copy(update={"mesh": dict.fromkeys(sharded.mesh, 1)})
+        expected, moved = (_results(own, x, y, reading, one) for own, x, y in runs)
     check_finite(names, expected)
-    rng = torch.Generator().manual_seed(0)
-    moved = alone(nudged_module(module, rng), nudged(given, rng), nudged(states, rng), reading)
-    with _world(sharded.mesh), LocalTensorMode(math.prod(sharded.mesh.values())):
-        made = _placed(module, reading, sharded, "cpu").results(given, states)
-        found = [None if x is None else x.full_tensor().reconcile() for x in made]
+    with LocalTensorMode(math.prod(sharded.mesh.values())):
+        found = _results(module, given, states, reading, sharded)
     every = zip(names, expected, found, moved, strict=True)
     return [output_of(name, *map(_floats, each)) for name, *each in every if each[0] is not None]
+
+
+def _results(
+    module: Any, given: Any, states: Sequence[Any], reading: Reading, sharded: ShardedProgram
+) -> list[Any]:
+    """Whole, of the module under layouts."""
+    with world(sharded.mesh):
+        made = _placed(module, reading, sharded, "cpu").results(given, states)
+        found = [None if x is None else x.full_tensor() for x in made]
+    return [x.reconcile() if isinstance(x, LocalTensor) else x for x in found]
 
 
 def _floats(tensor: Any) -> Any:

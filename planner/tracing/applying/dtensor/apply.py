@@ -91,7 +91,9 @@ class ShardedModule:
             kept = map(self.runner.distributed, states, self.states)
             arrays = [*(x.detach() for x in self.held), *own, *kept]
             given = [Array(name, tuple(x.shape), x) for name, x in zip(names, arrays, strict=True)]
-            return list(self._finished(self._walked(given)))
+            made = list(self._finished(self._walked(given)))
+        self.runner.forget()
+        return made
 
     def _walked(self, given: list[Array]) -> list[Array | None]:
         """What the graph makes, and an optimizer's step after it, in the order of the program's results."""

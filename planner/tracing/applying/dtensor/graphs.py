@@ -112,3 +112,22 @@ def _late(sharded: ShardedProgram, names: Collection[str]) -> set[tuple[str, str
         for v in a.values
         for r in late[v.name]
     }
+
+
+def is_zero(node: Any) -> bool:
+    """Whether an array is made of zeros."""
+    kind = kind_of(node.target)
+    return kind in ("zeros", "zeros_like") or (kind in ("full", "full_like") and node.args[1] == 0)
+
+
+def last_readers(graph: Any) -> dict[Any, list[Any]]:
+    """Nodes that what is returned needs, each with those that it is the last to read."""
+    needed = {graph.output_node()}
+    found: dict[Any, list[Any]] = {}
+    seen = set[Any]()
+    for node in reversed(graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+            found[node] = [n for n in node.all_input_nodes if n not in seen]
+            seen.update(node.all_input_nodes)
+    return found

@@ -6,6 +6,7 @@ another go together, and gathers come last (`planner.tracing.layouts.steps`).
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,10 +109,7 @@ class _Blocks:
     def settle(self, want: Mapping[int, list[str]]) -> None:
         """To the layout in which the axes of each dim are those, in that order."""
         have, to = ({a: d for d, named in order.items() for a in named} for order in (self.order, want))
-        for dim, named in want.items():
-            new = [a for a in named if a not in have]
-            self._across(new, Replicate(), Shard(dim))
-            self.order.setdefault(dim, []).extend(new)
+        self._cut(want)
         left = [(d, to[a]) for a, d in have.items() if a in to and to[a] != d]
         ways = [*dict.fromkeys(left)]
         while ways:
@@ -124,7 +122,17 @@ class _Blocks:
         self._permute({} if inner else {d: [*want.get(d, ()), *axes] for d, axes in gathered.items()})
         for dim in sorted(gathered, reverse=True):
             self._leave(dim, gathered[dim], None)
+        self._cut(want)
         self._permute({d: list(want.get(d, ())) for d in self.order})
+
+    def _cut(self, want: Mapping[int, list[str]]) -> None:
+        """Along axes that split nothing yet; not where a dim does not divide before others have left it."""
+        have = {a for named in self.order.values() for a in named}
+        for dim, named in want.items():
+            new = [a for a in named if a not in have]
+            if self.local.shape[dim] % math.prod(self.on.sizes[a] for a in new) == 0:
+                self._across(new, Replicate(), Shard(dim))
+                self.order.setdefault(dim, []).extend(new)
 
     def _taking(self, way: tuple[int, int], have: Mapping[str, int], to: Mapping[str, int]) -> list[str]:
         return [a for a in self.on.axes if a in have and a in to and (have[a], to[a]) == way]

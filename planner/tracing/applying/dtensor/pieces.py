@@ -38,10 +38,10 @@ class Pieces:
 
     def convolution(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """A convolution, and the sum with its bias."""
-        image, window, bias, *rest = given
+        image, window, bias, *rest, groups = given
 
         def product(left: Any, right: Any) -> Any:
-            return aten.convolution(left, right, None, *rest)
+            return aten.convolution(left, right, None, *rest, _groups(groups, left.shape, image.shape))
 
         if bias is None:
             return self.run(title, product, [image, window], local=True)
@@ -53,11 +53,12 @@ class Pieces:
         self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]
     ) -> Any:
         """Gradients of the input, the filter and the bias, each by itself."""
-        gradient, image, window, sizes, *rest, wanted = given
+        gradient, image, window, sizes, *rest, groups, wanted = given
 
         def part(place: int, left: Any, right: Any, of: Any) -> Any:
             mask = [k == place for k in range(3)]
-            return aten.convolution_backward(of, left, right, sizes, *rest, mask)[place]
+            here = _groups(groups, left.shape, image.shape)
+            return aten.convolution_backward(of, left, right, sizes, *rest, here, mask)[place]
 
         def of_image(of: Any, right: Any) -> Any:
             (shape,) = self.shapes(f"{title}:0")
@@ -110,11 +111,56 @@ class Pieces:
 
         return self.run(title, derive, [of, *operands, result, sums, *places], local=True)
 
+    def grouped(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
+        """Rows by the matrices of their groups, which end where the third operand says."""
+        arrays = [*given, *how.values()][:3]
+        rows, names = (0 if arrays[1].ndim == 3 else 1), [*how][max(0, 3 - len(given)) :]
+        rest, more = given[3:], {name: how[name] for name in names}
+
+        def product(left: Any, right: Any, ends: Any, *places: Any) -> Any:
+            return node.target(left, right, _ends_here(ends, left.shape[rows], places), *rest, **more)
+
+        return self.run(title, product, [*arrays, *self._rows(title, arrays[0], rows)], local=True)
+
+    def grouped_backward(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
+        """Gradients of the rows and of the matrices."""
+        rows, matrices, ends, gradient = given
+
+        def of_rows(of: Any, right: Any, ends: Any, *places: Any) -> Any:
+            ends = _ends_here(ends, of.shape[0], places)
+            return node.target(of.new_empty(self.shapes(f"{title}:0")[0]), right, ends, of)[0]
+
+        def of_matrices(left: Any, of: Any, ends: Any, *places: Any) -> Any:
+            ends = _ends_here(ends, of.shape[0], places)
+            return node.target(left, of.new_empty(self.shapes(f"{title}:1")[0]), ends, of)[1]
+
+        parts = ((of_rows, [gradient, matrices, ends]), (of_matrices, [rows, gradient, ends]))
+        return [
+            self.run(f"{title}:{k}", part, [*read, *self._rows(f"{title}:{k}", read[0], 0)], local=True)
+            for k, (part, read) in enumerate(parts)
+        ]
+
+    def _rows(self, title: str, array: Any, dim: int) -> list[Any]:
+        """Positions of the rows that a device has, where axes split them."""
+        site = self.runner.sites[title]
+        axes = site.lies(site.reads[0])[dim]
+        return [self.runner.positions(array.shape[dim], axes)] if axes else []
+
     def _positions(self, title: str, query: Any) -> list[Any]:
         """Of the queries that a device has, where axes split them."""
         site = self.runner.sites[title].without_ring()
         axes = site.lies(site.reads[0])[-2]
         return [self.runner.positions(query.shape[-2], axes)] if axes else []
+
+
+def _groups(groups: int, here: Sequence[int], shape: Sequence[int]) -> int:
+    """Of a convolution, those whose channels a device has."""
+    return 1 if groups == 1 else groups * here[1] // shape[1]
+
+
+def _ends_here(ends: Any, rows: int, places: Sequence[Any]) -> Any:
+    """Where groups end among the ``rows`` that a device has, of which ``places`` has the positions if not all."""
+    return (ends - places[0][0]).clamp(0, rows).to(ends.dtype) if places else ends
 
 
 def _maker(node: Any) -> Any:
@@ -160,6 +206,9 @@ KINDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "attention_backward": Pieces.attention_backward,
         "convolution": Pieces.convolution,
         "convolution_backward": Pieces.convolution_backward,
+        "_grouped_mm": Pieces.grouped,
+        "transformers.grouped_mm_fallback": Pieces.grouped,
+        "transformers.grouped_mm_fallback_backward": Pieces.grouped_backward,
     }
 )
 """By what operators are called in a program."""

@@ -11,7 +11,14 @@ from torch.distributed.tensor import full as full_of
 from planner.errors import InputError
 from planner.tracing.applying.dtensor.arrays import Array
 from planner.tracing.applying.dtensor.forms import form_of
-from planner.tracing.applying.dtensor.graphs import AGAIN, by_chance, planned_graph, title_of
+from planner.tracing.applying.dtensor.graphs import (
+    AGAIN,
+    by_chance,
+    is_zero,
+    last_readers,
+    planned_graph,
+    title_of,
+)
 from planner.tracing.applying.dtensor.moves import Moves, placements
 from planner.tracing.applying.dtensor.pieces import KINDS, Pieces, is_local
 from planner.tracing.applying.sites import Site, sites_of
@@ -22,6 +29,9 @@ from planner.tracing.program import Dims, Operation
 from planner.tracing.reading.from_torch import Reading
 from planner.tracing.reading.torch_calls import kind_of, leaves
 from planner.tracing.sharded import ShardedProgram, SharedCopy
+
+BROKEN = (torch.OutOfMemoryError, torch.distributed.DistError)
+"""What is no matter of how arrays lie."""
 
 
 class Runner:
@@ -74,7 +84,7 @@ class Runner:
         if graph not in self.planned:
             self.planned[graph] = planned_graph(graph, self.sharded, self.sites)
         graph = self.planned[graph]
-        arguments, last = iter(given), _last_readers(graph)
+        arguments, last = iter(given), last_readers(graph)
         for node in graph.nodes:
             if node.op == "placeholder":
                 env[node] = next(arguments)
@@ -105,10 +115,13 @@ class Runner:
         nodes = [n for n in leaves((node.args, node.kwargs)) if hasattr(n, "op")]
         if not nodes:
             return self._of_numbers(node, title)
-        operands = [env[n] for n in nodes]
+        places = sorted(
+            range(len(nodes)), key=lambda k: nodes[k].op == "get_attr"
+        )  # which the program has not
+        operands = [env[nodes[k]] for k in places]
 
         def call(*now: Any) -> Any:
-            left = iter(now)
+            left = iter(x for _, x in sorted(zip(places, now, strict=True), key=lambda pair: pair[0]))
             args, how = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda _: next(left))
             return form_of(node.target, kind, self._sums_split(title))(*args, **self._here(how))
 
@@ -125,8 +138,7 @@ class Runner:
             return False
         split = {*site.sharding.split.values()}
         values, result = ({f for dim in dims for f in dim} for dims in (site.reads[-1], site.writes[0]))
-        zeros = kind_of(node.args[0].target) in ("full", "zeros") and node.args[0].args[1:2] in ((), (0,))
-        return split <= values and (zeros or split <= result)
+        return split <= values and (is_zero(node.args[0]) or split <= result)
 
     def _here(self, how: Mapping[str, Any]) -> dict[str, Any]:
         device = torch.device(self.mesh.device_type)
@@ -165,12 +177,19 @@ class Runner:
             if site is None:
                 return self._arrays(title, self._as_they_lie(function, [*map(self._somewhere, operands)]))
             made = self._planned(title, site, function, operands, local)
-        except (NotImplementedError, RuntimeError) as error:
+        except BROKEN:
+            raise
+        except RuntimeError as error:
             said = str(error).strip().partition("\n")[0]
             raise InputError(f"{title} cannot run in parts, as PyTorch says: {said}") from error
         if title == site.operation.members[-1].name:
             self._done(site.operation.name)
         return self._arrays(title, made)
+
+    def forget(self) -> None:
+        """Let go of all that was moved."""
+        self.inside.clear()
+        self.brought.clear()
 
     def _done(self, reader: str) -> None:
         """Let go of what was moved for an operator."""
@@ -298,7 +317,9 @@ class Runner:
         """By ``DTensor``; where it cannot, by each device of all there is."""
         try:
             return _in_order(function, operands)
-        except (NotImplementedError, RuntimeError) as error:
+        except BROKEN:
+            raise
+        except RuntimeError as error:
             self.alike[self.at] = str(error).strip().partition("\n")[0]
         whole = [Replicate()] * self.mesh.ndim
         made = function(*(x.redistribute(self.mesh, whole).to_local() for x in operands))
@@ -317,7 +338,9 @@ class Runner:
             return None
         try:
             made = self._locally(site, function, operands)
-        except (NotImplementedError, RuntimeError, StopIteration):  # or it makes more than the program has
+        except BROKEN:
+            raise
+        except (RuntimeError, StopIteration):  # or it makes more than the program has
             return None
         shapes = [tuple(x.to_local().shape) for x in leaves(made) if isinstance(x, torch.Tensor)]
         return made if shapes == self.shapes_here(self.at) else None
@@ -359,16 +382,3 @@ def _strided(array: Any) -> list[int]:
 def _rule(op: Operation) -> Rule:
     """The loops of an operator as it was read."""
     return Rule(op.kind, op.sizes, op.reads, op.writes)
-
-
-def _last_readers(graph: Any) -> dict[Any, list[Any]]:
-    """Nodes that what is returned needs, each with those that it is the last to read."""
-    needed = {graph.output_node()}
-    found: dict[Any, list[Any]] = {}
-    seen = set[Any]()
-    for node in reversed(graph.nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-            found[node] = [n for n in node.all_input_nodes if n not in seen]
-            seen.update(node.all_input_nodes)
-    return found

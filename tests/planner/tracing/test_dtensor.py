@@ -1,0 +1,203 @@
+"""Modules of PyTorch under the layouts of plans: numbers beside those of one device, collectives beside the priced."""
+
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+
+from cluster_specs.catalog import load_cluster, what_if  # noqa: E402
+from cluster_specs.cluster import ClusterSpec  # noqa: E402
+from planner.errors import InputError  # noqa: E402
+from planner.tracing.applying.dtensor.apply import apply_layouts  # noqa: E402
+from planner.tracing.reading.from_torch import from_torch  # noqa: E402
+from planner.tracing.sharded import ShardedProgram  # noqa: E402
+from planner.tracing.solving.shard import shard  # noqa: E402
+from planner.verification.programs.functions import load_function  # noqa: E402
+from planner.verification.programs.torch_sharded import check, world  # noqa: E402
+from planner.verification.with_program import CompiledUse, differences  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+FILE = Path(__file__).parent / "torch_programs.py"
+
+
+def slow_computer() -> ClusterSpec:
+    """One on which it pays to split even small arrays."""
+    cluster = load_cluster("dgx-h100:1")
+    flops = cluster.device.peak_flops_per_second
+    return what_if(
+        cluster,
+        {
+            **{f"device.peak_flops_per_second.{name}": value / 2e4 for name, value in flops.items()},
+            "device.memory_bandwidth": cluster.device.memory_bandwidth / 2e3,
+            "device.kernel_launch": 1e-9,
+            "links.nvlink.latency": 1e-9,
+        },
+    )
+
+
+def sharded_of(name: str, mesh: dict[str, int], gradient: bool = True, **how: Any) -> ShardedProgram:
+    program = from_torch(*load_function(f"{FILE}:{name}"), gradient=gradient)
+    return shard(program, slow_computer(), mesh, seconds=10, **how)
+
+
+def checked(tmp_path: Path, sharded: ShardedProgram, name: str) -> dict[str, Any]:
+    file = tmp_path / "sharded.json"
+    file.write_text(sharded.to_json())
+    task = {"exported": str(file), "function": f"{FILE}:{name}", "devices": 8, "most_bytes": 8e9}
+    return check(task)
+
+
+def apart(sharded: ShardedProgram, found: dict[str, Any]) -> list[str]:
+    uses = [CompiledUse(axes=(), seconds=0.0, **use) for use in found["compiled"]]
+    return [d.operator for d in differences(sharded.collectives, uses)]
+
+
+CASES = {
+    "a language model": ("language", {"data": 2, "model": 4}, 3),
+    "on three axes": ("language", {"a": 2, "b": 2, "c": 2}, 3),
+    "images": ("image", {"data": 4, "model": 2}, 3),
+    "images by given statistics": ("settled", {"data": 4, "model": 2}, 3),
+    "experts": ("mixture", {"data": 2, "expert": 4}, 3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_module_makes_the_same_numbers_and_exchanges_what_is_priced(tmp_path: Path, case: str) -> None:
+    name, mesh, exchanges = CASES[case]
+    sharded = sharded_of(name, mesh)
+    found = checked(tmp_path, sharded, name)
+    assert found["alike"] == {}
+    assert max(o["error"] for o in found["outputs"]) < 1e-4
+    assert apart(sharded, found) == []
+    assert len(sharded.collectives) >= exchanges
+
+
+def test_what_is_recomputed_is_run_a_second_time(tmp_path: Path) -> None:
+    free = sharded_of("language", {"data": 2, "model": 4})
+    sharded = sharded_of("language", {"data": 2, "model": 4}, memory_limit=0.6 * free.memory_bytes)
+    found = checked(tmp_path, sharded, "language")
+    assert sharded.recomputed
+    assert max(o["error"] for o in found["outputs"]) < 1e-4
+    assert apart(sharded, found) == []
+
+
+def test_a_module_without_a_loss_returns_what_it_does(tmp_path: Path) -> None:
+    sharded = sharded_of("scores", {"data": 8}, gradient=False)
+    found = checked(tmp_path, sharded, "scores")
+    assert [o["name"] for o in found["outputs"]] == ["output 0", "output 1"]
+    assert max(o["error"] for o in found["outputs"]) < 1e-4
+
+
+def test_queries_in_parts_see_only_what_comes_before(tmp_path: Path) -> None:
+    """Each device has the scores of its own positions under the mask."""
+    sharded = sharded_of("language", {"data": 8})
+    attention = next(op for op in sharded.program.operations if op.attention is not None)
+    assert attention.attention is not None
+    (rows,) = (f for f in attention.attention.queries if attention.sizes[f] == 32)
+    operators = tuple(
+        op.model_copy(update=_by_rows(op, attention, rows)) if op.name == attention.name else op
+        for op in sharded.operators
+    )
+    found = checked(tmp_path, sharded.model_copy(update={"operators": operators}), "language")
+    assert max(o["error"] for o in found["outputs"]) < 1e-4
+
+
+def _by_rows(op: Any, attention: Any, rows: int) -> dict[str, Any]:
+    def lies(dims: Any) -> Any:
+        return tuple(("data",) if rows in dim else () for dim in dims)
+
+    return {
+        "split": {"data": rows},
+        "ring": (),
+        "reads": tuple(map(lies, attention.reads)),
+        "writes": tuple(map(lies, attention.writes)),
+    }
+
+
+def test_wrong_layouts_are_found_out(tmp_path: Path) -> None:
+    """A product whose sum over devices is left out makes other numbers."""
+    sharded = sharded_of("language", {"data": 8})
+    name = next(c.operator for c in sharded.collectives if c.collective in ("all_reduce", "reduce_scatter"))
+    split = next(o.split for o in sharded.operators if o.name == name)
+    kept = tuple(o.model_copy(update={"split": {}}) if o.name == name else o for o in sharded.operators)
+    found = checked(tmp_path, sharded.model_copy(update={"operators": kept}), name="language")
+    assert split
+    assert name in apart(sharded, found)
+
+
+def test_dropout_is_not_compared(tmp_path: Path) -> None:
+    sharded = sharded_of("dropped", {"data": 8})
+    found = checked(tmp_path, sharded, "dropped")
+    assert "outputs" not in found
+    assert "dropout" in found["unlike"]
+
+
+@pytest.mark.parametrize(
+    ("name", "planned", "message"),
+    [
+        ("recurrent", "recurrent", "recurrent layers are loops of the plan, which are not run"),
+        ("image", "language", "is not the module that was planned"),
+    ],
+)
+def test_what_does_not_run_is_refused(tmp_path: Path, name: str, planned: str, message: str) -> None:
+    gradient = planned != "recurrent"
+    with pytest.raises(InputError, match=message):
+        checked(tmp_path, sharded_of(planned, {"data": 4}, gradient=gradient), name)
+
+
+def test_an_optimizer_is_a_part_of_it(tmp_path: Path) -> None:
+    """New weights and states are PyTorch's own."""
+    module, *inputs = load_function(f"{FILE}:language")
+    program = from_torch(module, *inputs, optimizer=torch.optim.AdamW)
+    program = program.model_copy(update={"traced_with": {"optimizer": "AdamW"}})
+    sharded = shard(program, slow_computer(), {"data": 8}, seconds=10)
+    found = checked(tmp_path, sharded, "language")
+    names = [o["name"] for o in found["outputs"]]
+    assert {"new words.weight", "new words.weight.exp_avg", "loss"} <= set(names)
+    assert max(o["error"] for o in found["outputs"]) < 1e-4
+    assert apart(sharded, found) == []
+
+
+def test_layouts_are_counted_on_the_whole_mesh(tmp_path: Path) -> None:
+    """A plan for 64 devices is followed as it is, and run on eight."""
+    program = from_torch(*load_function(f"{FILE}:mixture"), gradient=True)
+    cluster = what_if(slow_computer(), {"nodes": 8})
+    sharded = shard(program, cluster, {"data": 8, "expert": 8}, seconds=10)
+    found = checked(tmp_path, sharded, "mixture")
+    assert math.prod(found["mesh"].values()) == 8
+    assert max(o["error"] for o in found["outputs"]) < 1e-4
+    assert Counter(apart(sharded, found)) == {}
+
+
+def test_a_script_trains_under_a_plan(tmp_path: Path) -> None:
+    """On processes that send messages: two steps of ``torch.optim`` end where those of one process do."""
+    file = tmp_path / "sharded.json"
+    file.write_text(sharded_of("language", {"data": 2, "model": 2}).to_json())
+    script = Path(__file__).parent / "check_training.py"
+    command = [sys.executable, "-W", "ignore", str(script), str(file)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["found"] == pytest.approx(found["losses"], rel=1e-5)
+    assert found["found"][0] > found["found"][1]
+    assert found["apart"] < 1e-5
+    assert found["split"] > 0
+
+
+def test_a_mesh_of_other_axes_is_refused() -> None:
+    module, *inputs = load_function(f"{FILE}:mixture")
+    sharded = sharded_of("mixture", {"data": 8})
+    with world({"rows": 8}):
+        mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("rows",))
+        with pytest.raises(InputError, match=r"the mesh is \{'rows': 8\}, the plan is for \{'data': 8\}"):
+            apply_layouts(module, sharded, mesh, *inputs, gradient=True)

@@ -1,0 +1,138 @@
+"""Modules of PyTorch with their inputs, as ``FILE.py:NAME`` names them: what one process checks under layouts."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """Attention of shared heads, and a gated pair of layers."""
+
+    def __init__(self, width: int, heads: int, shared: int) -> None:
+        super().__init__()
+        self.heads, self.shared, size = heads, shared, width // heads
+        self.before, self.between = nn.RMSNorm(width), nn.LayerNorm(width)
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, shared * size, bias=False)
+        self.value, self.out = nn.Linear(width, shared * size), nn.Linear(width, width)
+        self.up, self.gate = nn.Linear(width, 4 * width), nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        y = self.before(x)
+        query = self.query(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        key, value = (f(y).unflatten(-1, (self.shared, -1)).transpose(1, 2) for f in (self.key, self.value))
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        y = self.between(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Language(nn.Module):  # type: ignore[misc]
+    """Two blocks between an embedding and logits that share its weight."""
+
+    def __init__(self, words: int = 128, width: int = 64, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.words, self.drop = nn.Embedding(words, width), nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, 4, 2) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: Any, labels: Any) -> Any:
+        x = self.drop(self.words(tokens))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+
+
+class Image(nn.Module):  # type: ignore[misc]
+    """Convolutions with statistics of the batch and of groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.second, self.groups = nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GroupNorm(4, 32)
+        self.last = nn.Linear(32, 8)
+
+    def forward(self, image: Any, label: Any) -> Any:
+        x = F.relu(self.norm(self.first(image)))
+        x = F.max_pool2d(F.relu(self.groups(self.second(x))), 2)
+        return F.cross_entropy(self.last(x.mean((2, 3))), label)
+
+
+class Mixture(nn.Module):  # type: ignore[misc]
+    """Each token by the expert that a router picks, written with products by batch, scatters and gathers."""
+
+    def __init__(self, width: int = 32, experts: int = 8) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts)
+        self.up = nn.Parameter(torch.empty(experts, width, 2 * width).uniform_(-0.1, 0.1))
+        self.down = nn.Parameter(torch.empty(experts, 2 * width, width).uniform_(-0.1, 0.1))
+        self.register_buffer("rows", torch.arange(128) % 16)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        odds, picked = self.router(x).softmax(-1).max(-1)
+        place = picked * 16 + self.rows
+        slots = torch.zeros(128, x.shape[1], dtype=x.dtype, device=x.device).index_add(0, place, x)
+        made = torch.bmm(F.gelu(torch.bmm(slots.unflatten(0, (8, 16)), self.up)), self.down)
+        return F.mse_loss(made.flatten(0, 1)[place] * odds[:, None], y)
+
+
+class Scores(nn.Module):  # type: ignore[misc]
+    """Returns two arrays; a constant is written in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 32)
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        made = self.layer(x) * torch.tensor([1.0, -1.0]).repeat(16)
+        return made.softmax(-1), made.logsumexp(-1)
+
+
+def tokens() -> tuple[Any, Any]:
+    """Of a batch, and what follows them."""
+    rng = torch.Generator().manual_seed(0)
+    found = torch.randint(128, (8, 33), generator=rng)
+    return found[:, :-1].contiguous(), found[:, 1:].contiguous()
+
+
+def language() -> tuple[Any, ...]:
+    """On the CPU, with numbers."""
+    torch.manual_seed(0)
+    return Language(), *tokens()
+
+
+def dropped() -> tuple[Any, ...]:
+    """With dropout."""
+    return Language(dropout=0.1), *tokens()
+
+
+def image() -> tuple[Any, ...]:
+    """Without numbers."""
+    with torch.device("meta"):
+        return Image(), torch.zeros(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)
+
+
+def settled() -> tuple[Any, ...]:
+    """The same, evaluated."""
+    module, *inputs = image()
+    return module.eval(), *inputs
+
+
+def mixture() -> tuple[Any, ...]:
+    """Without numbers."""
+    with torch.device("meta"):
+        return Mixture(), torch.zeros(128, 32), torch.zeros(128, 32)
+
+
+def scores() -> tuple[Any, ...]:
+    """Without a loss."""
+    return Scores(), torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+
+
+def recurrent() -> tuple[Any, ...]:
+    """Not run."""
+    with torch.device("meta"):
+        return nn.LSTM(16, 16), torch.zeros(4, 8, 16)
