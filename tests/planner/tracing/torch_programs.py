@@ -79,6 +79,18 @@ class Mixture(nn.Module):  # type: ignore[misc]
         return F.mse_loss(made.flatten(0, 1)[place] * odds[:, None], y)
 
 
+class Words(nn.Module):  # type: ignore[misc]
+    """Few rows, many columns: the softmax goes over what is split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 4096)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        made = self.layer(x)
+        return F.cross_entropy(made, y) - made.softmax(-1).square().mean()
+
+
 class Scores(nn.Module):  # type: ignore[misc]
     """Returns two arrays; a constant is written in it."""
 
@@ -125,6 +137,12 @@ def mixture() -> tuple[Any, ...]:
     """Without numbers."""
     with torch.device("meta"):
         return Mixture(), torch.zeros(128, 32), torch.zeros(128, 32)
+
+
+def words() -> tuple[Any, ...]:
+    """Without numbers."""
+    with torch.device("meta"):
+        return Words(), torch.zeros(3, 32), torch.zeros(3, dtype=torch.long)
 
 
 def scores() -> tuple[Any, ...]:

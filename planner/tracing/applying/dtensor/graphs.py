@@ -114,12 +114,6 @@ def _late(sharded: ShardedProgram, names: Collection[str]) -> set[tuple[str, str
     }
 
 
-def is_zero(node: Any) -> bool:
-    """Whether an array is made of zeros."""
-    kind = kind_of(node.target)
-    return kind in ("zeros", "zeros_like") or (kind in ("full", "full_like") and node.args[1] == 0)
-
-
 def last_readers(graph: Any) -> dict[Any, list[Any]]:
     """Nodes that what is returned needs, each with those that it is the last to read."""
     needed = {graph.output_node()}

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor import full as full_of
 
 from planner.errors import InputError
 from planner.tracing.applying.dtensor.arrays import Array
@@ -14,11 +13,12 @@ from planner.tracing.applying.dtensor.forms import form_of
 from planner.tracing.applying.dtensor.graphs import (
     AGAIN,
     by_chance,
-    is_zero,
     last_readers,
     planned_graph,
     title_of,
 )
+from planner.tracing.applying.dtensor.lookups import LOOKUPS, split_rows
+from planner.tracing.applying.dtensor.made import maker_of, number_of
 from planner.tracing.applying.dtensor.moves import Moves, placements
 from planner.tracing.applying.dtensor.pieces import KINDS, Pieces, is_local
 from planner.tracing.applying.sites import Site, sites_of
@@ -113,7 +113,11 @@ class Runner:
         if kind in KINDS:
             return KINDS[kind](self.pieces, title, node, value(node.args), value(node.kwargs))
         nodes = [n for n in leaves((node.args, node.kwargs)) if hasattr(n, "op")]
-        if not nodes:
+        rows = split_rows(kind, node, self._site(title))
+        if rows is not None:
+            return self._by_rows(title, kind, rows, value(node.args))
+        read = self.read.get(title)
+        if not nodes or (number_of(node) is not None and read is not None and not read.inputs):
             return self._of_numbers(node, title)
         places = sorted(
             range(len(nodes)), key=lambda k: nodes[k].op == "get_attr"
@@ -125,11 +129,24 @@ class Runner:
             args, how = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda _: next(left))
             return form_of(node.target, kind, self._sums_split(title))(*args, **self._here(how))
 
-        read = self.read.get(title)
         if title not in self.sites and read is not None and read.kind == "view" and len(operands) == 1:
             shape = tuple(node.meta["val"].shape)
             return Array("", shape, seen=View(None, call, operands[0], _rule(read)))
         return self.run(title, call, operands, is_local(node.target) or self._adds_up(title, node))
+
+    def _by_rows(self, title: str, kind: str, rows: tuple[int, tuple[str, ...]], given: Sequence[Any]) -> Any:
+        """A lookup whose rows are split, each device among its own."""
+        dim, axes = rows
+        table, *rest = given
+        arrays = [x for x in leaves(rest) if isinstance(x, Array)]
+
+        def look(local: Any, *others: Any) -> Any:
+            *now, places = others
+            left = iter(now)
+            filled = torch.utils._pytree.tree_map(lambda x: next(left) if isinstance(x, Array) else x, rest)
+            return LOOKUPS[kind].run(local, places, *filled)
+
+        return self.run(title, look, [table, *arrays, self.positions(table.shape[dim], axes)], local=True)
 
     def _adds_up(self, title: str, node: Any) -> bool:
         """Whether devices add what they have to rows that all of them have, which are zeros if their sums are added."""
@@ -138,7 +155,7 @@ class Runner:
             return False
         split = {*site.sharding.split.values()}
         values, result = ({f for dim in dims for f in dim} for dims in (site.reads[-1], site.writes[0]))
-        return split <= values and (is_zero(node.args[0]) or split <= result)
+        return split <= values and (number_of(node.args[0]) == 0 or split <= result)
 
     def _here(self, how: Mapping[str, Any]) -> dict[str, Any]:
         device = torch.device(self.mesh.device_type)
@@ -151,22 +168,13 @@ class Runner:
         return site is not None and bool(over & {*site.sharding.split.values()})
 
     def _of_numbers(self, node: Any, title: str) -> Array:
-        """What reads no array; where it has numbers by chance, those of the first device."""
-        how, shape = self._here(node.kwargs), tuple(node.meta["val"].shape)
-        alike = kind_of(node.target) in ("full", "zeros", "ones")
-
-        def make(places: Sequence[Any]) -> Any:
-            if alike:
-                value = {"full": node.args[1:2], "ones": (1,)}.get(kind_of(node.target), (0,))[0]
-                options = {"dtype": node.meta["val"].dtype, "device_mesh": self.mesh, "placements": places}
-                return full_of(shape, value, **options)
-            whole = node.target(*node.args, **how)
-            return distribute_tensor(whole, self.mesh, places, src_data_rank=0 if self.chance else None)
-
+        """What reads no array, or its shape alone."""
+        make, shape = maker_of(node, self.mesh, self._here(node.kwargs), self.chance), node.meta["val"].shape
         self.at, site = title, self._site(title)
         if site is None and not self.chance:
-            return Array("", shape, made=make)
-        return Array(title, shape, make(self.placements(site.left()[0] if site else ((),) * len(shape))))
+            return Array("", tuple(shape), made=make)
+        place = site.left()[0] if site else ((),) * len(shape)
+        return Array(title, tuple(shape), make(self.placements(place)))
 
     def run(
         self, title: str, function: Callable[..., Any], operands: Sequence[Any], local: bool = False
@@ -334,7 +342,7 @@ class Runner:
         split, kind = {*site.sharding.split.values()}, self.read[self.at].kind
         indexed = [*site.writes, *(site.reads[-1:] if kind == "accumulate" else ())]  # values come last
         apart = all(split <= {f for dim in dims for f in dim} for dims in indexed)
-        if not apart or _meets_neighbours(site) or kind == "view":
+        if not apart or _meets_neighbours(site) or self._sums_split(self.at) or kind == "view":
             return None
         try:
             made = self._locally(site, function, operands)
