@@ -52,9 +52,7 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"{task['function']} is a program; what runs is a function: (function, *arguments)")
     function, *arguments = loaded
     if hasattr(function, "named_parameters"):
-        raise InputError(
-            f"{task['function']} is a module of PyTorch: layouts are run for functions of JAX only"
-        )
+        raise InputError(f"{task['function']} is a module of PyTorch: it is verified --with torch")
     check_arguments(sharded.program, arguments, task["function"])
     check_function(sharded.program, function, arguments, task["function"])
     compiled = compile_sharded(function, arguments, sharded)
