@@ -83,6 +83,20 @@ def test_a_module_makes_the_same_numbers_and_exchanges_what_is_priced(tmp_path: 
     assert len(sharded.collectives) >= exchanges
 
 
+def test_windows_that_reach_into_other_devices_are_computed_alike(tmp_path: Path) -> None:
+    """Of an image in parts, forward and backward: the numbers are right, and what is gathered is said."""
+    sharded = sharded_of("large", {"data": 8})
+    found = checked(tmp_path, sharded, "large")
+    assert {name.partition(".")[0].partition(":")[0] for name in found["alike"]} == {
+        "convolution",
+        "convolution_1",
+        "convolution_backward",
+        "convolution_backward_1",
+    }
+    assert max(o["error"] for o in found["outputs"]) < 1e-4
+    assert "convolution.product" in apart(sharded, found)
+
+
 def test_what_is_recomputed_is_run_a_second_time(tmp_path: Path) -> None:
     free = sharded_of("language", {"data": 2, "model": 4})
     sharded = sharded_of("language", {"data": 2, "model": 4}, memory_limit=0.6 * free.memory_bytes)

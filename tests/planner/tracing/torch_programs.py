@@ -91,6 +91,17 @@ class Words(nn.Module):  # type: ignore[misc]
         return F.cross_entropy(made, y) - made.softmax(-1).square().mean()
 
 
+class Large(nn.Module):  # type: ignore[misc]
+    """Of one image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 5, 3, stride=2, padding=1)
+
+    def forward(self, image: Any) -> Any:
+        return F.relu(self.second(F.relu(self.first(image)))).square().mean()
+
+
 class Scores(nn.Module):  # type: ignore[misc]
     """Returns two arrays; a constant is written in it."""
 
@@ -137,6 +148,12 @@ def mixture() -> tuple[Any, ...]:
     """Without numbers."""
     with torch.device("meta"):
         return Mixture(), torch.zeros(128, 32), torch.zeros(128, 32)
+
+
+def large() -> tuple[Any, ...]:
+    """Without numbers."""
+    with torch.device("meta"):
+        return Large(), torch.zeros(1, 3, 64, 64)
 
 
 def words() -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ another go together, and gathers come last (`planner.tracing.layouts.steps`).
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.distributed._local_tensor import local_tensor_mode
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from planner.tracing.layouts import Partition
+from planner.tracing.reading.torch_calls import leaves
 
 
 def placements(partition: Partition, axes: Sequence[str]) -> list[Any]:
@@ -186,3 +187,25 @@ def _sent(local: Any, sources: Sequence[int], mesh: Any) -> Any:
     whole = every.redistribute(placements=[Replicate()]).to_local()[list(sources)]
     mine = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
     return mine.redistribute(placements=[Shard(0)]).to_local()[0]
+
+
+def in_order(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """What ``function`` makes, with each device's part one block: views of others may leave several strided ones."""
+    made = function(*operands)
+    strided = {k for x in leaves(made) if isinstance(x, DTensor) for k in _strided(x)}
+    if not strided:
+        return made
+    return function(
+        *(
+            x.redistribute(
+                placements=[Replicate() if k in strided else p for k, p in enumerate(x.placements)]
+            )
+            for x in operands
+        )
+    )
+
+
+def _strided(array: Any) -> list[int]:
+    """Axes along which it lies in several blocks."""
+    kinds = Shard | Replicate | Partial
+    return [k for k, p in enumerate(array.placements) if not isinstance(p, kinds)]

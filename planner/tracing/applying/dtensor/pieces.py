@@ -60,13 +60,16 @@ class Pieces:
             here = _groups(groups, left.shape, image.shape)
             return aten.convolution_backward(of, left, right, sizes, *rest, here, mask)[place]
 
+        def like(array: Any, place: int, of: Any) -> Any:
+            """What stands for an array that only its shape is wanted of: all of it where all of ``of`` is there."""
+            whole = tuple(of.shape) == gradient.shape
+            return of.new_empty(1).expand(array.shape if whole else self.shapes(f"{title}:{place}")[0])
+
         def of_image(of: Any, right: Any) -> Any:
-            (shape,) = self.shapes(f"{title}:0")
-            return part(0, of.new_empty(1).expand(shape), right, of)
+            return part(0, like(image, 0, of), right, of)
 
         def of_window(of: Any, left: Any) -> Any:
-            (shape,) = self.shapes(f"{title}:1")
-            return part(1, left, of.new_empty(1).expand(shape), of)
+            return part(1, left, like(window, 1, of), of)
 
         others = [d for d in range(gradient.ndim) if d != 1]
         parts = (
@@ -75,9 +78,17 @@ class Pieces:
             (lambda of: of.sum(others), [gradient], False),
         )
         return [
-            self.run(f"{title}:{k}", function, operands, local) if wanted[k] else None
+            self.run(f"{title}:{k}", function, operands, local and self._whole_images(f"{title}:{k}"))
+            if wanted[k]
+            else None
             for k, (function, operands, local) in enumerate(parts)
         ]
+
+    def _whole_images(self, title: str) -> bool | None:
+        """Whether devices have whole images, not parts of which windows reach into those of others."""
+        site = self.runner.sites.get(title)
+        arrays = () if site is None else (*site.reads, *site.writes)
+        return None if any(axes for dims in arrays for axes in site.lies(dims)[2:]) else True
 
     def attention(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """The result; what stands for the sums of exponentials is not read."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
 from planner.errors import InputError
 from planner.tracing.applying.dtensor.arrays import Array
@@ -19,7 +19,7 @@ from planner.tracing.applying.dtensor.graphs import (
 )
 from planner.tracing.applying.dtensor.lookups import LOOKUPS, split_rows
 from planner.tracing.applying.dtensor.made import maker_of, number_of
-from planner.tracing.applying.dtensor.moves import Moves, placements
+from planner.tracing.applying.dtensor.moves import Moves, in_order, placements
 from planner.tracing.applying.dtensor.pieces import KINDS, Pieces, is_local
 from planner.tracing.applying.sites import Site, sites_of
 from planner.tracing.applying.views import View
@@ -177,9 +177,9 @@ class Runner:
         return Array(title, tuple(shape), make(self.placements(place)))
 
     def run(
-        self, title: str, function: Callable[..., Any], operands: Sequence[Any], local: bool = False
+        self, title: str, function: Callable[..., Any], operands: Sequence[Any], local: bool | None = False
     ) -> Any:
-        """What one operator makes of arrays, each where the plan has it."""
+        """What one operator makes of arrays, each where the plan has it; ``local`` is None where devices meet."""
         self.at, site = title, self._site(title)
         try:
             if site is None:
@@ -208,13 +208,20 @@ class Runner:
                 del self.brought[copy]
 
     def _planned(
-        self, title: str, site: Site, function: Callable[..., Any], operands: Sequence[Any], local: bool
+        self,
+        title: str,
+        site: Site,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        local: bool | None,
     ) -> Any:
         count, loops = len(site.reads), site.without_ring()
         placed = [self.put(x, loops.lies(dims), site) for x, dims in zip(operands, site.reads, strict=False)]
         waits = [x.placements for x in placed if any(p.is_partial() for p in x.placements)]
         placed += [self._somewhere(x) for x in operands[count:]]
-        if local and not _meets_neighbours(site):
+        if local is None or _meets_neighbours(site):
+            made = self._by_all(function, placed, "windows reach into what other devices have")
+        elif local:
             made = self._locally(loops, function, placed)
         else:
             made = None if waits or self.chance else self._by_each(site, function, placed)
@@ -324,11 +331,15 @@ class Runner:
     def _as_they_lie(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """By ``DTensor``; where it cannot, by each device of all there is."""
         try:
-            return _in_order(function, operands)
+            return in_order(function, operands)
         except BROKEN:
             raise
         except RuntimeError as error:
-            self.alike[self.at] = str(error).strip().partition("\n")[0]
+            return self._by_all(function, operands, str(error).strip().partition("\n")[0])
+
+    def _by_all(self, function: Callable[..., Any], operands: Sequence[Any], why: str) -> Any:
+        """What every device makes of all there is, and why it does."""
+        self.alike[self.at] = why
         whole = [Replicate()] * self.mesh.ndim
         made = function(*(x.redistribute(self.mesh, whole).to_local() for x in operands))
         return torch.utils._pytree.tree_map(self._everywhere, made)
@@ -342,7 +353,7 @@ class Runner:
         split, kind = {*site.sharding.split.values()}, self.read[self.at].kind
         indexed = [*site.writes, *(site.reads[-1:] if kind == "accumulate" else ())]  # values come last
         apart = all(split <= {f for dim in dims for f in dim} for dims in indexed)
-        if not apart or _meets_neighbours(site) or self._sums_split(self.at) or kind == "view":
+        if not apart or self._sums_split(self.at) or kind == "view":
             return None
         try:
             made = self._locally(site, function, operands)
@@ -363,28 +374,6 @@ class Runner:
 def _meets_neighbours(site: Site) -> bool:
     """Whether a device needs of what others have: windows reach over the borders of what is split."""
     return bool({h.factor for h in site.operation.halos} & {*site.sharding.split.values()})
-
-
-def _in_order(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
-    """What ``function`` makes, with each device's part one block: views of others may leave several strided ones."""
-    made = function(*operands)
-    strided = {k for x in leaves(made) if isinstance(x, DTensor) for k in _strided(x)}
-    if not strided:
-        return made
-    return function(
-        *(
-            x.redistribute(
-                placements=[Replicate() if k in strided else p for k, p in enumerate(x.placements)]
-            )
-            for x in operands
-        )
-    )
-
-
-def _strided(array: Any) -> list[int]:
-    """Axes along which it lies in several blocks."""
-    kinds = Shard | Replicate | Partial
-    return [k for k, p in enumerate(array.placements) if not isinstance(p, kinds)]
 
 
 def _rule(op: Operation) -> Rule:
