@@ -157,6 +157,22 @@ def test_dropout_is_not_compared(tmp_path: Path) -> None:
     assert "dropout" in found["unlike"]
 
 
+def test_attention_drops_the_same_scores_in_its_backward_pass() -> None:
+    """On one device, from the same state of its numbers."""
+    module, x = load_function(f"{FILE}:noisy")
+    program = from_torch(module, x, gradient=True)
+    sharded = shard(program, slow_computer(), {"data": 1}, seconds=10)
+    torch.manual_seed(1)
+    module(x).backward()
+    expected = module.layer.weight.grad.clone()
+    with world({"data": 1}):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
+        step = apply_layouts(module, sharded, mesh, x, gradient=True)
+        torch.manual_seed(1)
+        step(x)
+    torch.testing.assert_close(module.layer.weight.grad.full_tensor(), expected)
+
+
 @pytest.mark.parametrize(
     ("name", "planned", "message"),
     [

@@ -102,6 +102,18 @@ class Large(nn.Module):  # type: ignore[misc]
         return F.relu(self.second(F.relu(self.first(image)))).square().mean()
 
 
+class Noisy(nn.Module):  # type: ignore[misc]
+    """Attention that drops three of four scores, by numbers that are the same each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 48)
+
+    def forward(self, x: Any) -> Any:
+        arrays = self.layer(x).unflatten(-1, (4, 12)).transpose(1, 2).chunk(3, -1)
+        return F.scaled_dot_product_attention(*arrays, dropout_p=0.75).square().mean()
+
+
 class Scores(nn.Module):  # type: ignore[misc]
     """Returns two arrays; a constant is written in it."""
 
@@ -154,6 +166,12 @@ def large() -> tuple[Any, ...]:
     """Without numbers."""
     with torch.device("meta"):
         return Large(), torch.zeros(1, 3, 64, 64)
+
+
+def noisy() -> tuple[Any, ...]:
+    """On the CPU, with numbers."""
+    torch.manual_seed(0)
+    return Noisy(), torch.randn(2, 8, 16)
 
 
 def words() -> tuple[Any, ...]:

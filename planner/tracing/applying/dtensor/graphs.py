@@ -88,7 +88,7 @@ def _add_second_runs(graph: Any, sharded: ShardedProgram, sites: Mapping[str, Si
         return makers[node]
 
     def second(node: Any, reader: Any) -> Any:
-        if node not in again and maker(node) in names:
+        if node not in again and maker(node) in names and not by_chance(node):  # which would draw others
             read = {n: second(n, reader) for n in node.all_input_nodes}
             with graph.inserting_before(reader):
                 again[node] = graph.node_copy(node, read.__getitem__)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.tracing.applying.dtensor.graphs import title_of
 from planner.tracing.reading.torch_calls import kind_of
 
 aten = torch.ops.aten
@@ -23,7 +24,7 @@ class Pieces:
     def __init__(self, runner: Any) -> None:
         self.runner, self.run, self.shapes = runner, runner.run, runner.shapes_here
         self.random: dict[str, Tensor] = {}
-        """State of the random numbers before an attention with dropout, by its name in the graph."""
+        """State of a device's random numbers before an attention with dropout, by its name."""
 
     def affine(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """``beta bias + alpha (a b)``."""
@@ -94,13 +95,14 @@ class Pieces:
         """The result; what stands for the sums of exponentials is not read."""
         *arrays, dropout, causal, scale = given
         operands = [x for x in arrays if x is not None]
-        if dropout:
-            self.random[node.name] = torch.random.get_rng_state()
+        if dropout and not self.runner.second:
+            self.random[title] = self._numbers().get_rng_state()
         places = self._positions(title, arrays[0]) if causal else []
 
         def attend(*local: Any) -> Any:
             *read, mask = _with_mask(local[: len(operands)])
-            result = _attend(read, mask, local[len(operands) :], dropout, causal, scale)
+            with _drawn_again(self.random[title] if dropout else None, self._numbers()):
+                result = _attend(read, mask, local[len(operands) :], dropout, causal, scale)
             return result, result.new_zeros(result.shape[:-1], dtype=torch.float32)
 
         return self.run(title, attend, [*operands, *places], local=True)
@@ -109,18 +111,23 @@ class Pieces:
         """Gradients of queries, keys and values, and of a mask where one is wanted: of the forward pass run again."""
         of, *arrays, result, sums, dropout, causal, scale, biased = given
         operands = [x for x in arrays if x is not None]
-        state = self.random.get(_maker(node.args[5]).name)
+        state = self.random[title_of(_maker(node.args[5]))] if dropout else None
         places = self._positions(title, arrays[0]) if causal else []
 
         def derive(of: Any, *local: Any) -> Any:
             *read, mask = _with_mask(local[: len(operands)])
             wanted = [x.detach().requires_grad_() for x in read]
             mask = mask.detach().requires_grad_() if biased else mask
-            with torch.enable_grad(), _drawn_again(state):
+            with torch.enable_grad(), _drawn_again(state, self._numbers()):
                 made = _attend(wanted, mask, local[len(operands) + 2 :], dropout, causal, scale)
             return torch.autograd.grad(made, [*wanted, mask] if biased else wanted, of)
 
         return self.run(title, derive, [of, *operands, result, sums, *places], local=True)
+
+    def _numbers(self) -> Any:
+        """What draws random numbers on the devices."""
+        device = self.runner.mesh.device_type
+        return torch.random if device in ("cpu", "meta") else torch.get_device_module(device)
 
     def grouped(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """Rows by the matrices of their groups, which end where the third operand says."""
@@ -180,14 +187,18 @@ def _maker(node: Any) -> Any:
 
 
 @contextmanager
-def _drawn_again(state: Tensor | None) -> Iterator[None]:
-    """Random numbers are those that followed ``state``, if there is one."""
+def _drawn_again(state: Tensor | None, numbers: Any) -> Iterator[None]:
+    """Random ``numbers`` are those that followed ``state``, if there is one; those after are as they would be."""
     if state is None:
         yield
         return
-    with torch.random.fork_rng(devices=()):
-        torch.random.set_rng_state(state)
+    own = numbers.get_rng_state()
+    numbers.set_rng_state(state)
+    try:
         yield
+    finally:
+        if not torch.equal(own, state):  # else these were drawn for the first time
+            numbers.set_rng_state(own)
 
 
 def _with_mask(arrays: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
