@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.program import Operation
-from planner.tracing.solving.recomputing import agains, late_readers
+from planner.tracing.solving.recomputing import late_pairs
 
 
 class _Made(NamedTuple):
@@ -27,15 +27,7 @@ class SecondRuns:
     def __init__(self, runner: Any) -> None:
         self.runner = runner
         self.sharding = {s.name: s for s in runner.sharded.recomputed}
-        program = runner.sharded.program
-        found = [a for a in agains(program) if program.operations[a.operation].name in self.sharding]
-        late = late_readers(program, found)
-        self.late_readers = {
-            (program.operations[a.operation].name, program.operations[r].name)
-            for a in found
-            for v in a.values
-            for r in late[v.name]
-        }
+        self.late_readers = late_pairs(runner.sharded.program, self.sharding)
         self.made: dict[int, _Made] = {}
         self.again: dict[int, Any] = {}
         self.held: dict[int, tuple[Any, Any]] = {}

@@ -85,7 +85,7 @@ def read_module(
     rules: Mapping[str, str] = NONE,
 ) -> Reading:
     """As `from_torch`, with what it read."""
-    from planner.tracing.reading.torch_export import core_program
+    from planner.tracing.reading.torch_export import Core, core_program
     from planner.tracing.reading.torch_lifted import traced, traced_running
     from planner.tracing.reading.torch_optimizers import update_of
     from planner.tracing.reading.torch_running import NOTE, TakesGradient
@@ -93,20 +93,17 @@ def read_module(
     gradient = gradient or optimizer is not None
     try:
         core = core_program(module, example_inputs, trips, gradient)
-        found, notes, constants = (
-            traced(core.exported, module, example_inputs, gradient),
-            core.notes,
-            core.constants,
-        )
+        found = traced(core.exported, module, example_inputs, gradient)
     except TakesGradient:
-        found, notes, constants = traced_running(module, example_inputs, gradient), (NOTE,), NONE
+        core = Core(None, (NOTE,), NONE)
+        found = traced_running(module, example_inputs, gradient)
     update = None if optimizer is None else update_of(optimizer, found.weights, _has_rule)
     title = name or type(module).__name__
     program = _Importer(title, replicate_unknown, rules).run(
         found.graph, found.roles, found.gradients, update
     )
-    program = program.model_copy(update={"applied": (*notes, *found.notes)})
-    return Reading(program, found, update, constants)
+    program = program.model_copy(update={"applied": (*core.notes, *found.notes)})
+    return Reading(program, found, update, core.constants)
 
 
 def _has_rule(target: Any) -> bool:

@@ -75,6 +75,18 @@ def agains(program: Program) -> tuple[Again, ...]:
     return (*outside, *(a for pair in pairs(program) for a in _in_scans(program, pair)))
 
 
+def late_pairs(program: Program, names: Collection[str]) -> set[tuple[str, str]]:
+    """Operators that run again, by ``names``, each with its late readers."""
+    found = [a for a in agains(program) if program.operations[a.operation].name in names] if names else []
+    late = late_readers(program, found)
+    return {
+        (program.operations[a.operation].name, program.operations[r].name)
+        for a in found
+        for v in a.values
+        for r in late[v.name]
+    }
+
+
 def _outside(program: Program) -> Iterator[Again]:
     """The last first."""
     may = _repeatable(program)

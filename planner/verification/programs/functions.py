@@ -4,13 +4,15 @@ NAME is a tuple ``(function, *arguments)``, a function of nothing that returns o
 """
 
 import importlib.util
+import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cluster_specs.errors import InputError
+from planner.errors import PlannerError
 from planner.tracing.program import Program
 
 
@@ -46,3 +48,13 @@ def smaller_mesh(mesh: Mapping[str, int], most: int) -> dict[str, int]:
         axis = max(sizes, key=lambda name: sizes[name])
         sizes[axis] //= next(n for n in range(2, sizes[axis] + 1) if sizes[axis] % n == 0)
     return sizes
+
+
+def print_answer(path: str, check: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
+    """Print, as JSON, what ``check`` finds for the task in ``path``, or why it refuses it."""
+    task = json.loads(Path(path).read_text())
+    try:
+        found = check(task)
+    except (InputError, PlannerError) as error:
+        found = {"refused": str(error)}
+    print(json.dumps(found))

@@ -6,7 +6,6 @@ Compiles on the plan's mesh and counts collectives by operator; runs on that mes
 same axes where it has more than ``task["devices"]``. Prints JSON.
 """
 
-import json
 import math
 import re
 import sys
@@ -20,28 +19,17 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cluster_specs.errors import InputError
-from planner.errors import PlannerError
 from planner.tracing.applying.jax_apply import apply_shardings, input_shardings
 from planner.tracing.applying.scopes import SCOPE, operator_of
 from planner.tracing.cleaning.passes import clean
 from planner.tracing.program import Program
 from planner.tracing.reading.from_jax import from_jax
 from planner.tracing.sharded import ShardedProgram
-from planner.verification.programs.functions import load_function, smaller_mesh
+from planner.verification.programs.functions import load_function, print_answer, smaller_mesh
 from planner.verification.programs.hlo import listed_collectives
 from planner.verification.programs.numbers import output_of
 
 _SCOPES = re.compile(re.escape(SCOPE) + r"([^\]]*)\]")
-
-
-def main(path: str) -> None:
-    """Run the task in ``path``."""
-    task = json.loads(Path(path).read_text())
-    try:
-        found = check(task)
-    except (InputError, PlannerError) as error:
-        found = {"refused": str(error)}
-    print(json.dumps(found))
 
 
 def check(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,4 +219,4 @@ def _floats(array: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    print_answer(sys.argv[1], check)

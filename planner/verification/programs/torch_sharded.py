@@ -7,7 +7,7 @@ computed; and the module's results on devices that this process simulates.
 """
 
 import copy
-import json
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,13 +28,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from cluster_specs.errors import InputError
-from planner.errors import PlannerError
-from planner.tracing.applying.dtensor.apply import ShardedModule, check_reading
+from planner.tracing.applying.dtensor.apply import ShardedModule, read_as_planned
 from planner.tracing.applying.dtensor.graphs import unlike
 from planner.tracing.program import Program
-from planner.tracing.reading.from_torch import Reading, read_module
+from planner.tracing.reading.from_torch import Reading
 from planner.tracing.sharded import ShardedProgram
-from planner.verification.programs.functions import load_function, smaller_mesh
+from planner.verification.programs.functions import load_function, print_answer, smaller_mesh
 from planner.verification.programs.numbers import output_of
 from planner.verification.programs.torch_numbers import (
     alone,
@@ -63,17 +62,6 @@ KINDS: Mapping[str, tuple[str, bool]] = MappingProxyType(
 """Operator of PyTorch -> our collective, and whether the whole array is as many times what a device brings to it."""
 
 
-def main(path: str) -> None:
-    """Run the task in ``path``."""
-    task = json.loads(Path(path).read_text())
-    torch.set_num_threads(1)  # sums in one order
-    try:
-        found = check(task)
-    except (InputError, PlannerError) as error:
-        found = {"refused": str(error)}
-    print(json.dumps(found))
-
-
 def check(task: Mapping[str, Any]) -> dict[str, Any]:
     """What is exchanged, and how far what is computed is from what one device computes."""
     sharded = ShardedProgram.model_validate_json(Path(task["exported"]).read_text())
@@ -85,6 +73,7 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
     found = {"version": torch.__version__, "unlike": unlike(reading), "mesh": dict(sharded.mesh)}
     found |= _exchanged(module, inputs, reading, sharded)
     small = sharded.model_copy(update={"mesh": smaller_mesh(sharded.mesh, task["devices"])})
+    # Of all devices, and at most as much of one that has everything.
     taken = 2 * sharded.memory_bytes * math.prod(sharded.mesh.values())
     if found["unlike"] or taken > task["most_bytes"]:
         return {**found, "bytes": taken}
@@ -93,21 +82,12 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reading(module: Any, inputs: Sequence[Any], sharded: ShardedProgram) -> Reading:
     """The module as the plan's program was read; with a gradient if it has that and does not say so."""
-    program, options = sharded.program, sharded.program.traced_with
+    options = sharded.program.traced_with
     optimizer = optimizer_of(options["optimizer"]) if "optimizer" in options else None
 
     def read(gradient: bool) -> Reading:
-        found = read_module(
-            copy.deepcopy(module),  # which may keep what it saw while it was read
-            *inputs,
-            gradient=gradient,
-            optimizer=optimizer,
-            replicate_unknown=bool(program.replicated),
-            trips=int(options.get("trips", 0)) or None,
-            rules=program.rules,
-        )
-        check_reading(found, sharded)
-        return found
+        # of a copy, as a module may keep what it saw while it was read
+        return read_as_planned(copy.deepcopy(module), inputs, sharded, gradient, optimizer)
 
     if options:
         return read("gradient" in options)
@@ -142,9 +122,11 @@ def followed_on_meta() -> Iterator[None]:
     """What ``DTensor`` asks of devices that compute nothing: how many a host has, whether two masks are the same."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("equal", lambda first, second: True, "Meta")
-    with patch.object(torch, "meta", torch.cpu, create=True):
-        yield
-    library._destroy()
+    try:
+        with patch.object(torch, "meta", torch.cpu, create=True):
+            yield
+    finally:
+        library._destroy()
 
 
 @contextmanager
@@ -195,19 +177,31 @@ def _compared(
         expected, moved = (_results(own, x, y, reading, one) for own, x, y in runs)
     check_finite(names, expected)
     with LocalTensorMode(math.prod(sharded.mesh.values())):
-        found = _results(module, given, states, reading, sharded)
+        found = _results(module, given, states, reading, sharded, expected)
     every = zip(names, expected, found, moved, strict=True)
     return [output_of(name, *map(_floats, each)) for name, *each in every if each[0] is not None]
 
 
 def _results(
-    module: Any, given: Any, states: Sequence[Any], reading: Reading, sharded: ShardedProgram
+    module: Any,
+    given: Any,
+    states: Sequence[Any],
+    reading: Reading,
+    sharded: ShardedProgram,
+    expected: Sequence[Any] = (),
 ) -> list[Any]:
-    """Whole, of the module under layouts."""
+    """Whole, of the module under layouts: where devices do not agree, those that are furthest from ``expected``."""
     with world(sharded.mesh):
         made = _placed(module, reading, sharded, "cpu").results(given, states)
         found = [None if x is None else x.full_tensor() for x in made]
-    return [x.reconcile() if isinstance(x, LocalTensor) else x for x in found]
+    each = itertools.zip_longest(found, expected)
+    return [_furthest(x, goal) if isinstance(x, LocalTensor) else x for x, goal in each]
+
+
+def _furthest(tensor: Any, expected: Any) -> Any:
+    """Of what devices have, which all should have alike."""
+    every = [*tensor._local_tensors.values()]
+    return max(every, key=lambda x: float((x.double() - expected.double()).abs().sum()))
 
 
 def _floats(tensor: Any) -> Any:
@@ -215,4 +209,5 @@ def _floats(tensor: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    torch.set_num_threads(1)  # sums in one order
+    print_answer(sys.argv[1], check)

@@ -1,6 +1,6 @@
 """A PyTorch module that runs under the layouts of a `ShardedProgram`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,24 +28,41 @@ def apply_layouts(
 
     Raises ``InputError`` where the mesh has other axes, or the module is not the program's.
     """
+    return ShardedModule(module, read_as_planned(module, example_inputs, sharded, gradient), sharded, mesh)
+
+
+def read_as_planned(
+    module: Any,
+    inputs: Sequence[Any],
+    sharded: ShardedProgram,
+    gradient: bool,
+    optimizer: Callable[[list[Any]], Any] | None = None,
+) -> Reading:
+    """The module as the plan's program was read; raises ``InputError`` where it is another.
+
+    Without ``optimizer`` the step of one that the plan has is left out.
+    """
     planned = sharded.program
     reading = read_module(
         module,
-        *example_inputs,
+        *inputs,
         gradient=gradient,
+        optimizer=optimizer,
         replicate_unknown=bool(planned.replicated),
         trips=int(planned.traced_with.get("trips", 0)) or None,
         rules=planned.rules,
     )
-    check_reading(reading, sharded)
-    return ShardedModule(module, reading, sharded, mesh)
+    _check(reading, sharded)
+    return reading
 
 
-def check_reading(reading: Reading, sharded: ShardedProgram) -> None:
+def _check(reading: Reading, sharded: ShardedProgram) -> None:
     """Refuse a module of which the plan has not every operator, or which has other inputs."""
     program = reading.program
     own = {op.name for op in program.operations}
     planned = {m.name for op in sharded.program.operations for m in op.members}
+    if reading.update is None:
+        planned = {name for name in planned if not name.startswith(UPDATE)}
     if unknown := planned - own:
         raise InputError(
             f"{program.name} is not the module that was planned: only the plan has {min(unknown)}"
@@ -67,6 +84,10 @@ class ShardedModule:
         check_runs(reading)
         self.sharded, self.reading, self.runner = sharded, reading, Runner(sharded, mesh, reading)
         program = reading.program
+        self.without_step = len(program.inputs) < len(sharded.program.inputs) or (
+            len(program.results) < len(sharded.program.results)
+        )
+        """Whether the plan has the step of an optimizer, which the script takes by itself."""
         places = [sharded.inputs[program.value[n].path] for n in program.inputs]
         self.paths = [path for path, role in reading.traced.roles if role != "input"]
         self.places = places[: len(reading.traced.roles)]
@@ -108,7 +129,7 @@ class ShardedModule:
 
     def _finished(self, arrays: list[Array | None]) -> Iterator[Any]:
         """Results as their tie, or the operator that made them, wants them."""
-        program = self.sharded.program
+        program = self.reading.program if self.without_step else self.sharded.program
         tied = {t.source: t.target for t in program.ties if t.target in program.inputs}
         for array, name in zip(arrays, program.results, strict=True):
             if array is None:
@@ -116,9 +137,15 @@ class ShardedModule:
             elif name is None:
                 yield self.runner.lying(array, ((),) * array.ndim)
             else:
-                place = self._place(tied[name]) if name in tied else self.sharded.outputs[name]
+                place = self._place(tied[name]) if name in tied else self._out(name, array.ndim)
                 self.runner.at = tied.get(name, name)
                 yield self.runner.lying(array, place, self.runner.at)
+
+    def _out(self, name: str, dims: int) -> Partition:
+        """Whole what is no result of the plan's program, but of a part of it."""
+        return (
+            self.sharded.outputs.get(name, ((),) * dims) if self.without_step else self.sharded.outputs[name]
+        )
 
     def _place(self, name: str) -> Partition:
         return self.sharded.inputs[self.sharded.program.value[name].path]

@@ -1,6 +1,6 @@
 """Graphs of PyTorch as a plan runs them: what is computed twice once, and what it recomputes a second time."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from planner.tracing.reading.from_torch import Reading
 from planner.tracing.reading.torch_calls import kind_of
 from planner.tracing.reading.torch_functions import HOOKS
 from planner.tracing.sharded import ShardedProgram
-from planner.tracing.solving.recomputing import agains, late_readers
+from planner.tracing.solving.recomputing import late_pairs
 
 TITLE, AGAIN = "title", "again"
 """In the ``meta`` of a node: what its operator is called, and that it is a second run."""
@@ -72,7 +72,7 @@ def _merge_repeats(graph: Any) -> None:
 def _add_second_runs(graph: Any, sharded: ShardedProgram, sites: Mapping[str, Site]) -> None:
     """Give late readers nodes of their own for what the plan recomputes, just before the first of them."""
     names = {s.name for s in sharded.recomputed}
-    pairs = _late(sharded, names)
+    pairs = late_pairs(sharded.program, names)
     again: dict[Any, Any] = {}
     makers: dict[Any, str] = {}
 
@@ -99,19 +99,6 @@ def _add_second_runs(graph: Any, sharded: ShardedProgram, sites: Mapping[str, Si
         for node in reader.all_input_nodes:
             if (maker(node), owner(reader)) in pairs:
                 reader.replace_input_with(node, second(node, reader))
-
-
-def _late(sharded: ShardedProgram, names: Collection[str]) -> set[tuple[str, str]]:
-    """What is recomputed, each with its late readers."""
-    program = sharded.program
-    found = [a for a in agains(program) if program.operations[a.operation].name in names] if names else []
-    late = late_readers(program, found)
-    return {
-        (program.operations[a.operation].name, program.operations[r].name)
-        for a in found
-        for v in a.values
-        for r in late[v.name]
-    }
 
 
 def last_readers(graph: Any) -> dict[Any, list[Any]]:

@@ -1,19 +1,21 @@
 """Operators of PyTorch as a program has them: what it takes apart runs part by part, a product on what devices have.
 
-A piece runs as ``run(title, function, operands, local)``: its operator in the program, what computes it, and the arrays
-that the program says it reads. Where it is ``local``, the function runs on what each device has of them.
+A piece runs as ``run(title, function, operands, alone)``: its operator in the program, what computes it, the arrays
+that the program says it reads, and whether devices do it alone (`Alone`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from planner.tracing.applying.dtensor.graphs import title_of
-from planner.tracing.reading.torch_calls import kind_of
+
+Alone = Literal["yes", "perhaps", "no"]
+"""Whether each device does its part of an operator by itself, of what it has: ``perhaps`` where its loops say so."""
 
 aten = torch.ops.aten
 
@@ -29,7 +31,7 @@ class Pieces:
     def affine(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """``beta bias + alpha (a b)``."""
         bias, left, right = given
-        made = self.run(f"{title}.product", torch.matmul, [left, right], local=True)
+        made = self.run(f"{title}.product", torch.matmul, [left, right], alone="yes")
 
         def add(product: Any, more: Any) -> Any:
             alpha, beta = how.get("alpha", 1), how.get("beta", 1)
@@ -45,8 +47,8 @@ class Pieces:
             return aten.convolution(left, right, None, *rest, _groups(groups, left.shape, image.shape))
 
         if bias is None:
-            return self.run(title, product, [image, window], local=True)
-        made = self.run(f"{title}.product", product, [image, window], local=True)
+            return self.run(title, product, [image, window], alone="yes")
+        made = self.run(f"{title}.product", product, [image, window], alone="yes")
         shape = (-1, *(1 for _ in made.shape[2:]))
         return self.run(title, lambda x, more: x + more.reshape(shape), [made, bias])
 
@@ -74,22 +76,22 @@ class Pieces:
 
         others = [d for d in range(gradient.ndim) if d != 1]
         parts = (
-            (of_image, [gradient, window], True),
-            (of_window, [gradient, image], True),
-            (lambda of: of.sum(others), [gradient], False),
+            (of_image, [gradient, window]),
+            (of_window, [gradient, image]),
+            (lambda of: of.sum(others), [gradient]),
         )
         return [
-            self.run(f"{title}:{k}", function, operands, local and self._whole_images(f"{title}:{k}"))
+            self.run(f"{title}:{k}", *part, "perhaps" if k == 2 else self._by_images(f"{title}:{k}"))
             if wanted[k]
             else None
-            for k, (function, operands, local) in enumerate(parts)
+            for k, part in enumerate(parts)
         ]
 
-    def _whole_images(self, title: str) -> bool | None:
-        """Whether devices have whole images, not parts of which windows reach into those of others."""
-        site = self.runner.sites.get(title)
+    def _by_images(self, title: str) -> Alone:
+        """Alone with whole images, not with parts, of which windows reach into those of others."""
+        site = self.runner.site(title)
         arrays = () if site is None else (*site.reads, *site.writes)
-        return None if any(axes for dims in arrays for axes in site.lies(dims)[2:]) else True
+        return "no" if any(axes for dims in arrays for axes in site.lies(dims)[2:]) else "yes"
 
     def attention(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """The result; what stands for the sums of exponentials is not read."""
@@ -101,11 +103,12 @@ class Pieces:
 
         def attend(*local: Any) -> Any:
             *read, mask = _with_mask(local[: len(operands)])
-            with _drawn_again(self.random[title] if dropout else None, self._numbers()):
+            again = dropout and self.runner.second
+            with _drawn_again(self.random[title] if again else None, self._numbers()):
                 result = _attend(read, mask, local[len(operands) :], dropout, causal, scale)
             return result, result.new_zeros(result.shape[:-1], dtype=torch.float32)
 
-        return self.run(title, attend, [*operands, *places], local=True)
+        return self.run(title, attend, [*operands, *places], alone="yes")
 
     def attention_backward(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """Gradients of queries, keys and values, and of a mask where one is wanted: of the forward pass run again."""
@@ -122,7 +125,7 @@ class Pieces:
                 made = _attend(wanted, mask, local[len(operands) + 2 :], dropout, causal, scale)
             return torch.autograd.grad(made, [*wanted, mask] if biased else wanted, of)
 
-        return self.run(title, derive, [of, *operands, result, sums, *places], local=True)
+        return self.run(title, derive, [of, *operands, result, sums, *places], alone="yes")
 
     def _numbers(self) -> Any:
         """What draws random numbers on the devices."""
@@ -138,7 +141,7 @@ class Pieces:
         def product(left: Any, right: Any, ends: Any, *places: Any) -> Any:
             return node.target(left, right, _ends_here(ends, left.shape[rows], places), *rest, **more)
 
-        return self.run(title, product, [*arrays, *self._rows(title, arrays[0], rows)], local=True)
+        return self.run(title, product, [*arrays, *self._rows(title, arrays[0], rows)], alone="yes")
 
     def grouped_backward(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """Gradients of the rows and of the matrices."""
@@ -154,19 +157,19 @@ class Pieces:
 
         parts = ((of_rows, [gradient, matrices, ends]), (of_matrices, [rows, gradient, ends]))
         return [
-            self.run(f"{title}:{k}", part, [*read, *self._rows(f"{title}:{k}", read[0], 0)], local=True)
+            self.run(f"{title}:{k}", part, [*read, *self._rows(f"{title}:{k}", read[0], 0)], alone="yes")
             for k, (part, read) in enumerate(parts)
         ]
 
     def _rows(self, title: str, array: Any, dim: int) -> list[Any]:
         """Positions of the rows that a device has, where axes split them."""
-        site = self.runner.sites[title]
+        site = self.runner.site(title)
         axes = site.lies(site.reads[0])[dim]
         return [self.runner.positions(array.shape[dim], axes)] if axes else []
 
     def _positions(self, title: str, query: Any) -> list[Any]:
         """Of the queries that a device has, where axes split them."""
-        site = self.runner.sites[title].without_ring()
+        site = self.runner.site(title).without_ring()
         axes = site.lies(site.reads[0])[-2]
         return [self.runner.positions(query.shape[-2], axes)] if axes else []
 
@@ -197,8 +200,7 @@ def _drawn_again(state: Tensor | None, numbers: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if not torch.equal(own, state):  # else these were drawn for the first time
-            numbers.set_rng_state(own)
+        numbers.set_rng_state(own)
 
 
 def _with_mask(arrays: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
@@ -237,8 +239,3 @@ KINDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 LOCAL = frozenset(("mm", "bmm", "mv", "dot", "vdot"))
 """Products that each device does of what it has, as they are."""
-
-
-def is_local(target: Any) -> bool:
-    """Whether an operator is one of those."""
-    return kind_of(target) in LOCAL

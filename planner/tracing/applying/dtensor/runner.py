@@ -20,7 +20,7 @@ from planner.tracing.applying.dtensor.graphs import (
 from planner.tracing.applying.dtensor.lookups import LOOKUPS, split_rows
 from planner.tracing.applying.dtensor.made import maker_of, number_of
 from planner.tracing.applying.dtensor.moves import Moves, in_order, placements
-from planner.tracing.applying.dtensor.pieces import KINDS, Pieces, is_local
+from planner.tracing.applying.dtensor.pieces import KINDS, LOCAL, Alone, Pieces
 from planner.tracing.applying.sites import Site, sites_of
 from planner.tracing.applying.views import View
 from planner.tracing.factors import Rule
@@ -113,7 +113,7 @@ class Runner:
         if kind in KINDS:
             return KINDS[kind](self.pieces, title, node, value(node.args), value(node.kwargs))
         nodes = [n for n in leaves((node.args, node.kwargs)) if hasattr(n, "op")]
-        rows = split_rows(kind, node, self._site(title))
+        rows = split_rows(kind, node, self.site(title))
         if rows is not None:
             return self._by_rows(title, kind, rows, value(node.args))
         read = self.read.get(title)
@@ -132,7 +132,8 @@ class Runner:
         if title not in self.sites and read is not None and read.kind == "view" and len(operands) == 1:
             shape = tuple(node.meta["val"].shape)
             return Array("", shape, seen=View(None, call, operands[0], _rule(read)))
-        return self.run(title, call, operands, is_local(node.target) or self._adds_up(title, node))
+        alone = kind in LOCAL or self._adds_up(title, node)
+        return self.run(title, call, operands, "yes" if alone else "perhaps")
 
     def _by_rows(self, title: str, kind: str, rows: tuple[int, tuple[str, ...]], given: Sequence[Any]) -> Any:
         """A lookup whose rows are split, each device among its own."""
@@ -146,11 +147,11 @@ class Runner:
             filled = torch.utils._pytree.tree_map(lambda x: next(left) if isinstance(x, Array) else x, rest)
             return LOOKUPS[kind].run(local, places, *filled)
 
-        return self.run(title, look, [table, *arrays, self.positions(table.shape[dim], axes)], local=True)
+        return self.run(title, look, [table, *arrays, self.positions(table.shape[dim], axes)], alone="yes")
 
     def _adds_up(self, title: str, node: Any) -> bool:
         """Whether devices add what they have to rows that all of them have, which are zeros if their sums are added."""
-        site = self._site(title)
+        site = self.site(title)
         if site is None or site.operation.kind != "accumulate" or len(site.writes) != 1:
             return False
         split = {*site.sharding.split.values()}
@@ -163,28 +164,28 @@ class Runner:
 
     def _sums_split(self, title: str) -> bool:
         """Whether an operator sums over a loop that is split."""
-        site = self._site(title)
+        site = self.site(title)
         over = set() if site is None else {f for r in site.operation.reductions for f in r.over}
         return site is not None and bool(over & {*site.sharding.split.values()})
 
     def _of_numbers(self, node: Any, title: str) -> Array:
         """What reads no array, or its shape alone."""
         make, shape = maker_of(node, self.mesh, self._here(node.kwargs), self.chance), node.meta["val"].shape
-        self.at, site = title, self._site(title)
+        self.at, site = title, self.site(title)
         if site is None and not self.chance:
             return Array("", tuple(shape), made=make)
         place = site.left()[0] if site else ((),) * len(shape)
         return Array(title, tuple(shape), make(self.placements(place)))
 
     def run(
-        self, title: str, function: Callable[..., Any], operands: Sequence[Any], local: bool | None = False
+        self, title: str, function: Callable[..., Any], operands: Sequence[Any], alone: Alone = "perhaps"
     ) -> Any:
-        """What one operator makes of arrays, each where the plan has it; ``local`` is None where devices meet."""
-        self.at, site = title, self._site(title)
+        """What one operator makes of arrays, each where the plan has it."""
+        self.at, site = title, self.site(title)
         try:
             if site is None:
                 return self._arrays(title, self._as_they_lie(function, [*map(self._somewhere, operands)]))
-            made = self._planned(title, site, function, operands, local)
+            made = self._planned(title, site, function, operands, alone)
         except BROKEN:
             raise
         except RuntimeError as error:
@@ -213,15 +214,15 @@ class Runner:
         site: Site,
         function: Callable[..., Any],
         operands: Sequence[Any],
-        local: bool | None,
+        alone: Alone,
     ) -> Any:
         count, loops = len(site.reads), site.without_ring()
         placed = [self.put(x, loops.lies(dims), site) for x, dims in zip(operands, site.reads, strict=False)]
         waits = [x.placements for x in placed if any(p.is_partial() for p in x.placements)]
         placed += [self._somewhere(x) for x in operands[count:]]
-        if local is None or _meets_neighbours(site):
+        if alone == "no" or _meets_neighbours(site):
             made = self._by_all(function, placed, "windows reach into what other devices have")
-        elif local:
+        elif alone == "yes":
             made = self._locally(loops, function, placed)
         else:
             made = None if waits or self.chance else self._by_each(site, function, placed)
@@ -236,7 +237,7 @@ class Runner:
         ]
         return found if several else found[0]
 
-    def _site(self, title: str) -> Site | None:
+    def site(self, title: str) -> Site | None:
         """What is planned for the operator, or for its second run if that is what runs."""
         site = self.sites.get(title)
         if site is None or not self.second or site.operation.name not in self.again:
@@ -317,7 +318,7 @@ class Runner:
 
     def shapes_here(self, title: str) -> list[tuple[int, ...]]:
         """What one device makes of each result of an operator."""
-        site, mesh = self._site(title), self.sharded.mesh
+        site, mesh = self.site(title), self.sharded.mesh
         assert site is not None
         sizes = site.operation.sizes
         return [
