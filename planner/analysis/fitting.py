@@ -9,6 +9,7 @@ from cluster_specs.units import GIB
 from planner.analysis.limits import largest_micro_batch, longest_sequence
 from planner.analysis.questions import Progress, Question, answer, known
 from planner.analysis.remedies import Remedy, remedies
+from planner.evaluation.checkpoints import Checkpoints, checkpoints
 from planner.models.model import Model
 from planner.plans import Estimate, Job, MemoryMoment, Pins, Plan
 
@@ -56,6 +57,8 @@ class FitReport(Record):
     """Tokens, as above."""
     changes: tuple[Remedy, ...]
     """Single changes after which it fits, the least first; empty where it fits already."""
+    checkpoints: Checkpoints | None = None
+    """What saving and loading take; None where adapters are trained, or it is not known of the stack."""
     plan: Plan
     """The plan judged: the fastest that fits, or the one that needs least memory."""
     assumed: tuple[str, ...] = ()
@@ -92,6 +95,7 @@ def fit(
         largest_micro_batch=largest_micro_batch(judged) if roomy else None,
         longest_seq_len=longest_sequence(judged) if roomy else None,
         changes=changes,
+        checkpoints=checkpoints(judged),
         plan=judged,
     )
 

@@ -25,6 +25,9 @@ def fit_report(answer: FitReport) -> RenderableType:
             heading("Any one of these makes it fit"),
             _changes(answer.changes, counted(answer.plan.model)),
         ]
+    if answer.checkpoints is not None:
+        title = f"Saving and loading {format_bytes(answer.checkpoints.written_bytes)} of states"
+        parts += [heading(title), _ways(answer)]
     return Group(*parts, heading("The plan judged"), plan_report(answer.plan))
 
 
@@ -45,6 +48,15 @@ def _facts(answer: FitReport) -> Iterator[tuple[str, str]]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(name.replace("_", " ") for name in names) or "nothing"
+
+
+def _ways(answer: FitReport) -> Table:
+    hosts = "a node's host" if answer.plan.cluster.torus is None else "a slice's hosts"
+    table = columns("", "", "device", hosts, "", right="llrrl")
+    for way in answer.checkpoints.ways if answer.checkpoints else ():
+        sizes = format_bytes(way.device_bytes), format_bytes(way.host_bytes)
+        table.add_row(way.does, way.way, *sizes, "" if way.fits else "too much")
+    return table
 
 
 def _changes(changes: Sequence[Remedy], fed: str) -> Table:

@@ -7,6 +7,7 @@ import pytest
 import tracking
 import tracking_adapters
 import tracking_autocast
+import tracking_checkpoints
 import tracking_eight_bits
 import tracking_experts
 import tracking_flat
@@ -21,6 +22,7 @@ SCRIPTS = {
     "torch_transformers": tracking_transformers,
     "torch_adapters": tracking_adapters,
     "torch_autocast": tracking_autocast,
+    "torch_checkpoints": tracking_checkpoints,
     "torch_experts": tracking_experts,
     "torch_stages": tracking_stages,
     "torch_eight_bits": tracking_eight_bits,

@@ -1,0 +1,170 @@
+"""Memory of devices and hosts while a run's states are saved or loaded, between steps.
+
+What ways take beside the states is in ``cluster_specs/data/checkpoints.toml``; PyTorch's own was measured by its memory
+tracker (``benchmarks/tracking_checkpoints.py``).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from cluster_specs.checkpoints import CheckpointWay, checkpoint_family
+from cluster_specs.record import Record
+from cost_models.memory import state_bytes
+from planner.evaluation.cuts import ranks_of
+from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.host import states_on_host
+from planner.evaluation.memory import device_memory, model_states
+from planner.evaluation.setting import Setting
+from planner.evaluation.sites import Site
+from planner.evaluation.stages import StageCost
+from planner.evaluation.states import sharded_elements, stored_weight_bytes, weight_bytes
+from planner.plans import Parallelism, Plan
+from planner.sharding.mesh import Mesh
+
+
+class CheckpointCost(Record):
+    """Saving or loading in one way."""
+
+    does: str
+    """``save`` or ``load``."""
+    way: str
+    call: str
+    """What one calls for it, or the name of its format."""
+    device_bytes: float
+    """Of the fullest device meanwhile, as the driver reports it where no step was run before."""
+    host_bytes: float
+    """Of the fullest node's host, or of all hosts of a slice of TPUs, with what is offloaded."""
+    fits: bool
+    """On both, as far as the host's memory is known."""
+    source: str
+
+
+class Checkpoints(Record):
+    """What a run's states take on disk, and each known way of saving and loading them."""
+
+    written_bytes: float
+    """Weights, masters and optimizer states, each once."""
+    ways: tuple[CheckpointCost, ...]
+
+
+class _Rank(NamedTuple):
+    """A pipeline rank, of which all devices have as much."""
+
+    setting: Setting
+    plan: Parallelism
+    mesh: Mesh
+    stages: Sequence[StageCost]
+
+
+def checkpoints(plan: Plan) -> Checkpoints | None:
+    """Of ``plan``; None where adapters are trained, or nothing is known of how its stack saves."""
+    family = checkpoint_family(plan.job.stack)
+    if family is None or plan.job.adapter is not None:
+        return None
+    evaluator = Evaluator(plan.model, plan.cluster, plan.job)
+    ranks = tuple(_ranks(evaluator, plan.plan))
+    whole = _whole(evaluator.setting)
+    amounts = [(rank, _amounts(rank, whole)) for rank in ranks]
+    ways = tuple(_cost(way, amounts) for way in family.ways)
+    return Checkpoints(written_bytes=whole["all_states"], ways=ways)
+
+
+def _ranks(evaluator: Evaluator, plan: Parallelism) -> Iterator[_Rank]:
+    sites: Sequence[Site]
+    if evaluator.differs(plan):
+        sites = evaluator.sites(plan)
+        for stages in ranks_of(plan):
+            setting, local, mesh = sites[stages[0]][:3]
+            yield _Rank(setting, local, mesh, [sites[s].cost for s in stages])
+        return
+    costs, mesh = evaluator.stages(plan), evaluator.mesh(plan)
+    for stages in ranks_of(plan):
+        yield _Rank(evaluator.setting, plan, mesh, [costs[s] for s in stages])
+
+
+def _saved_bytes(setting: Setting) -> float:
+    """Of one parameter: weights, masters and optimizer states."""
+    job, keeps = setting.job, setting.software.keeps_copy
+    states = state_bytes(
+        1, job.precision, job.optimizer, job.master_weights, job.grad_dtype, keeps_copy=keeps
+    )
+    return states.total - states.gradients
+
+
+def _whole(setting: Setting) -> Mapping[str, float]:
+    """Amounts of the whole model [bytes]."""
+    graph, stored = setting.graph, stored_weight_bytes(setting.job, setting.software)
+    largest = max(
+        graph.elements(tensor) for block in graph.blocks for tensor in block.tensors if tensor.is_parameter
+    )
+    return {
+        "largest": largest * stored,
+        "all_weights": setting.parameters * weight_bytes(setting.job),
+        "all_states": setting.parameters * _saved_bytes(setting),
+    }
+
+
+def _amounts(rank: _Rank, whole: Mapping[str, float]) -> Mapping[str, float]:
+    """Amounts of one device of ``rank``, wherever they lie, and of the whole model [bytes]."""
+    setting, plan, mesh, stages = rank
+    job, groups = setting.job, [g for stage in stages for g in stage.weights]
+    at_hand = plan.model_copy(update={"offload": ()})
+    states = model_states(groups, job, at_hand, mesh, setting.software)
+    elements = sum(g.elements for g in groups)
+    shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
+    once = sharded_elements(groups, mesh, plan.num_devices)
+    weights = states["weights"] + states["master_weights"]
+    return {
+        **whole,
+        "states": weights + states["optimizer"],
+        "weights": weights,
+        "masters": states["master_weights"],
+        "moments": states["optimizer"],
+        "reloaded": max(weights, states["optimizer"]),
+        "written": once * _saved_bytes(setting),
+        "largest_shard": whole["largest"] * shard / elements if elements else 0.0,
+    }
+
+
+def _cost(way: CheckpointWay, ranks: Sequence[tuple[_Rank, Mapping[str, float]]]) -> CheckpointCost:
+    """Of the fullest device, and of the fullest node: the first one's where the first rank has more."""
+    devices, hosts, fits = [], [], True
+    for number, (rank, amounts) in enumerate(ranks):
+        device = _between_steps(rank) + _sum(way.device, amounts)
+        host = _on_host(rank) + _sum(way.host, amounts)
+        cluster = rank.setting.cluster
+        node = min(cluster.devices_per_node, rank.plan.num_devices) * host
+        node += _sum(way.first, amounts) if number == 0 else 0.0
+        limit = cluster.host.memory
+        fits &= device <= cluster.device.memory and (limit is None or node <= limit)
+        devices.append(device)
+        hosts.append(node)
+    return CheckpointCost(
+        does=way.does,
+        way=way.way,
+        call=way.call,
+        device_bytes=max(devices),
+        host_bytes=max(hosts),
+        fits=fits,
+        source=way.source,
+    )
+
+
+def _sum(multiples: Mapping[str, float], amounts: Mapping[str, float]) -> float:
+    return sum(times * amounts[name] for name, times in multiples.items())
+
+
+def _between_steps(rank: _Rank) -> float:
+    """What is on a device before and after a step [bytes]: states, communicators, the framework."""
+    setting, plan, mesh, stages = rank
+    memory = device_memory(stages, 0.0, setting.job, plan, mesh, setting.software)
+    outside = (memory.components.get(name, 0.0) for name in ("communicators", "framework"))
+    return sum(memory.resident.values()) + sum(outside)
+
+
+def _on_host(rank: _Rank) -> float:
+    """What of a device's states is offloaded [bytes]."""
+    setting, plan, mesh, stages = rank
+    shard = plan.shard_degree if plan.zero_stage else 1
+    elements = sharded_elements([g for stage in stages for g in stage.weights], mesh, shard)
+    return states_on_host(elements, setting.job, setting.software, plan.offload)
