@@ -7,7 +7,7 @@ tracker (``benchmarks/tracking_checkpoints.py``).
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from cluster_specs.checkpoints import CheckpointWay, checkpoint_family
+from cluster_specs.checkpoints import Amount, CheckpointWay, checkpoint_family
 from cluster_specs.record import Record
 from cost_models.memory import state_bytes
 from planner.evaluation.cuts import ranks_of
@@ -150,7 +150,7 @@ def _cost(way: CheckpointWay, ranks: Sequence[tuple[_Rank, Mapping[str, float]]]
     )
 
 
-def _sum(multiples: Mapping[str, float], amounts: Mapping[str, float]) -> float:
+def _sum(multiples: Mapping[Amount, float], amounts: Mapping[str, float]) -> float:
     return sum(times * amounts[name] for name, times in multiples.items())
 
 

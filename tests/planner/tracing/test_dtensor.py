@@ -63,8 +63,8 @@ def apart(sharded: ShardedProgram, found: dict[str, Any]) -> list[str]:
 
 
 CASES = {
-    "a language model": ("language", {"data": 2, "model": 4}, 3),
-    "on three axes": ("language", {"a": 2, "b": 2, "c": 2}, 3),
+    "a language model": ("two_blocks", {"data": 2, "model": 4}, 3),
+    "on three axes": ("two_blocks", {"a": 2, "b": 2, "c": 2}, 3),
     "images": ("image", {"data": 4, "model": 2}, 3),
     "images by given statistics": ("settled", {"data": 4, "model": 2}, 3),
     "a vocabulary in parts": ("words", {"data": 2, "model": 4}, 3),
@@ -98,11 +98,11 @@ def test_windows_that_reach_into_other_devices_are_computed_alike(tmp_path: Path
 
 
 def test_what_is_recomputed_is_run_a_second_time(tmp_path: Path) -> None:
-    free = sharded_of("language", {"data": 8})
-    sharded = sharded_of("language", {"data": 8}, memory_limit=0.5 * free.memory_bytes)
+    free = sharded_of("two_blocks", {"data": 8})
+    sharded = sharded_of("two_blocks", {"data": 8}, memory_limit=0.5 * free.memory_bytes)
     assert sharded.proven
     assert sharded.recomputed
-    found = checked(tmp_path, sharded, "language")
+    found = checked(tmp_path, sharded, "two_blocks")
     assert max(o["error"] for o in found["outputs"]) < 1e-4
     assert apart(sharded, found) == []
 

@@ -30,12 +30,12 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class Language(nn.Module):  # type: ignore[misc]
-    """Two blocks between an embedding and logits that share its weight."""
+    """Blocks between an embedding and logits that share its weight."""
 
-    def __init__(self, words: int = 128, width: int = 64, dropout: float = 0.0) -> None:
+    def __init__(self, blocks: int = 1, words: int = 128, width: int = 64, dropout: float = 0.0) -> None:
         super().__init__()
         self.words, self.drop = nn.Embedding(words, width), nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, 4, 2) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(width, 4, 2) for _ in range(blocks))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
         self.head.weight = self.words.weight
 
@@ -137,6 +137,12 @@ def language() -> tuple[Any, ...]:
     """On the CPU, with numbers."""
     torch.manual_seed(0)
     return Language(), *tokens()
+
+
+def two_blocks() -> tuple[Any, ...]:
+    """The same, twice as deep."""
+    torch.manual_seed(0)
+    return Language(2), *tokens()
 
 
 def dropped() -> tuple[Any, ...]:
