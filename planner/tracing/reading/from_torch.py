@@ -4,13 +4,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, reduction, retyped
+from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, retyped
 from planner.tracing.program import Operation, Program, Role, Tie, Value
 from planner.tracing.reading.kernels import NONE, rule_for
 from planner.tracing.reading.products import grouped_product
 from planner.tracing.reading.torch_calls import Call, Operand, TorchRule, kind_of, leaves
+from planner.tracing.reading.torch_convolutions import gradients
 from planner.tracing.reading.torch_lookups import bag_rules
-from planner.tracing.reading.torch_rules import TORCH_RULES, convolved, pointwise
+from planner.tracing.reading.torch_rules import TORCH_RULES, pointwise
 
 if TYPE_CHECKING:
     from planner.tracing.reading.torch_lifted import Traced
@@ -309,18 +310,14 @@ class _Importer:
         )
 
     def _convolution_backward(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
-        """Gradients of the input, the filter and the bias: the same loops, read and written otherwise."""
-        gradient, image, window = call.inputs[:3]
-        forward = convolved(image, window, gradient, call)
-        (left, right), (result,) = forward.reads, forward.writes
-        parts = {
-            0: (forward._replace(reads=(result, right), writes=(left,), halos=()), [inputs[0], inputs[2]]),
-            1: (forward._replace(reads=(result, left), writes=(right,), halos=()), inputs[:2]),
-            2: (reduction(gradient, [a for a in range(len(gradient)) if a != 1], call.dtype), inputs[:1]),
-        }
+        """Gradients of the input, the filter and the bias."""
+        found = gradients(call)
         wanted = [k for k, needed in enumerate(call.arguments["output_mask"]) if needed]
         for k, name in zip(wanted, outputs, strict=True):
-            self._add(name, f"convolution_backward_{k}", parts[k][1], [name], parts[k][0], _digest(node))
+            rule, read = found[k]
+            self._add(
+                name, f"convolution_backward_{k}", [inputs[i] for i in read], [name], rule, _digest(node)
+            )
 
     def _bags(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
         """Sums by bag, and by themselves the small arrays beside them."""

@@ -23,8 +23,9 @@ from planner.tracing.factors import (
 )
 from planner.tracing.program import Dims, Reduction
 from planner.tracing.reading.attention import Operands, attention
-from planner.tracing.reading.products import Convolution, convolution, grouped_product, product
+from planner.tracing.reading.products import grouped_product, product
 from planner.tracing.reading.torch_calls import Call, TorchRule
+from planner.tracing.reading.torch_convolutions import convolved
 from planner.tracing.reading.torch_lookups import LOOKUPS, aligned_or_whole
 
 ELEMENTWISE = """
@@ -178,23 +179,6 @@ def _trilinear(call: Call) -> Rule:
         reads.append(tuple(known[d] for d in places))
     made = tuple(known[d] for d in sorted(known) if d not in call.arguments["sumdim"])
     return loops.rule("product", reads, (made,))
-
-
-def convolved(left: Shape, right: Shape, result: Shape, call: Call) -> Rule:
-    """A convolution, with the arguments of ``call``.
-
-    A transposed one has the input's channels first in its filter.
-    """
-    names = ("stride", "dilation", "transposed", "groups")
-    stride, dilation, flipped, groups = (call.arguments[name] for name in names)
-    order = range(len(left))
-    filters = (1, 0, *order[2:]) if flipped else order
-    images = len(left) - 2
-    strides = list(stride) if len(stride) == images else list(stride) * images
-    plain = not flipped and all(d == 1 for d in dilation)
-    return convolution(
-        left, right, result, Convolution(order, filters, order, strides, plain, groups, flipped=flipped)
-    )
 
 
 def _convolution(call: Call) -> Rule:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.tracing.layouts import PARTS, WHOLE, Codes, Layout, Layouts, NamedMesh, as_layouts, divides, grid
-from planner.tracing.program import Dims, Operation
+from planner.tracing.program import Dims, Operation, elements
 from planner.tracing.solving.rings import loops_of, ring_of
 
 SUMMING = frozenset({"product", "lookup", "accumulate"})
@@ -134,7 +134,10 @@ def options(
 
 
 def splits_of(op: Operation, mesh: NamedMesh) -> Layouts:
-    """[option, axis]: every factor that an axis may split; of keys, as the queries with them."""
+    """[option, axis]: every factor that an axis may split; of keys, as the queries with them.
+
+    Parts of an image are no smaller than the borders that they lack, which are then those of neighbours alone.
+    """
     ring = ring_of(op)
     factors = {f: op.sizes[f] for f in (*splittable(op), *(() if ring is None else (ring.keys,)))}
     if op.manual is None:
@@ -142,6 +145,10 @@ def splits_of(op: Operation, mesh: NamedMesh) -> Layouts:
     else:
         fixed = np.array([[op.manual.get(axis, WHOLE) for axis in mesh.axes]])
         split = fixed[divides(fixed, mesh.sizes, factors)]
+    for halo in op.halos:
+        dim = next(d for d in op.reads[halo.operand] if halo.factor in d)
+        degree = np.where(split == halo.factor, mesh.sizes, 1).prod(axis=1)
+        split = split[halo.elements * degree <= elements(op.sizes[f] for f in dim)]
     if ring is None:
         return split
     return split[divides(ring.along((), split), mesh.sizes, {ring.rows: op.sizes[ring.rows]})]

@@ -1,6 +1,6 @@
 """Two steps of training under a plan on gloo processes, beside one process: prints how far parameters are apart.
 
-python check_training.py sharded.json
+python check_training.py sharded.json NAME
 """
 
 import json
@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 
 sys.path.insert(0, str(Path(__file__).parent))
-from torch_programs import language  # noqa: E402
+import torch_programs  # noqa: E402
 
 from planner.tracing.applying.dtensor.apply import apply_layouts  # noqa: E402
 from planner.tracing.sharded import ShardedProgram  # noqa: E402
@@ -22,13 +22,13 @@ from planner.tracing.sharded import ShardedProgram  # noqa: E402
 STEPS, RATE = 2, 0.5
 
 
-def work(rank, sharded, store):
+def work(rank, sharded, store, build):
     """One device."""
     axes = sharded.mesh
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=math.prod(axes.values())
     )
-    alone, *inputs = language()
+    alone, *inputs = build()
     optimizer = torch.optim.SGD(alone.parameters(), RATE)
     losses = []
     for _ in range(STEPS):
@@ -37,7 +37,7 @@ def work(rank, sharded, store):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    module, *_ = language()
+    module, *_ = build()
     mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
     step = apply_layouts(module, sharded, mesh, *inputs, gradient=True)
     optimizer = torch.optim.SGD(module.parameters(), RATE)
@@ -60,4 +60,5 @@ if __name__ == "__main__":
     plan = Path(sys.argv[1])
     planned = ShardedProgram.model_validate_json(plan.read_text())
     count = math.prod(planned.mesh.values())
-    mp.start_processes(work, (planned, f"{plan}.store"), nprocs=count, start_method="fork")
+    given = planned, f"{plan}.store", getattr(torch_programs, sys.argv[2])
+    mp.start_processes(work, given, nprocs=count, start_method="fork")

@@ -83,18 +83,26 @@ def test_a_module_makes_the_same_numbers_and_exchanges_what_is_priced(tmp_path: 
     assert len(sharded.collectives) >= exchanges
 
 
-def test_windows_that_reach_into_other_devices_are_computed_alike(tmp_path: Path) -> None:
-    """Of an image in parts, forward and backward: the numbers are right, and what is gathered is said."""
-    sharded = sharded_of("large", {"data": 8})
-    found = checked(tmp_path, sharded, "large")
-    assert {name.partition(".")[0].partition(":")[0] for name in found["alike"]} == {
-        "convolution",
-        "convolution_1",
-        "convolution_backward",
-        "convolution_backward_1",
-    }
-    assert max(o["error"] for o in found["outputs"]) < 1e-4
-    assert "convolution.product" in apart(sharded, found)
+@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "model": 4}], ids=["one axis", "two axes"])
+@pytest.mark.parametrize("name", ["large", "signal"])
+def test_neighbours_exchange_what_windows_reach_over(tmp_path: Path, name: str, mesh: dict[str, int]) -> None:
+    """Of an image in parts, forward and backward: strides, groups, patches that begin before it."""
+    sharded = sharded_of(name, mesh)
+    found = checked(tmp_path, sharded, name)
+    assert found["alike"] == {}
+    assert max(o["error"] for o in found["outputs"]) < 1e-5
+    assert apart(sharded, found) == []
+    sent = {use.operator for use in sharded.collectives if use.collective == "send"}
+    assert {"convolution.product", "convolution_backward_1:1"} & sent
+    assert sum("backward" in operator for operator in sent) >= 2
+
+
+def test_channels_are_split_where_parts_would_be_shorter_than_their_borders(tmp_path: Path) -> None:
+    sharded = sharded_of("short_signal", {"data": 2, "model": 4})
+    found = checked(tmp_path, sharded, "short_signal")
+    assert found["alike"] == {}
+    assert max(o["error"] for o in found["outputs"]) < 1e-5
+    assert apart(sharded, found) == []
 
 
 def test_what_is_recomputed_is_run_a_second_time(tmp_path: Path) -> None:
@@ -218,24 +226,29 @@ def test_layouts_are_counted_on_the_whole_mesh(tmp_path: Path) -> None:
     assert apart(sharded, found) == []
 
 
-@pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW])
-def test_a_script_trains_under_a_plan(tmp_path: Path, optimizer: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "optimizer", "collective"),
+    [("language", torch.optim.AdamW, "all_reduce"), ("picture", None, "send")],
+)
+def test_a_script_trains_under_a_plan(tmp_path: Path, name: str, optimizer: Any, collective: str) -> None:
     """On processes that send messages: two steps of ``torch.optim`` end where those of one process do.
 
     A plan may have the step of an optimizer; the script takes its own.
     """
     file = tmp_path / "sharded.json"
-    program = from_torch(*load_function(f"{FILE}:language"), gradient=True, optimizer=optimizer)
-    file.write_text(shard(program, slow_computer(), {"data": 2, "model": 2}, seconds=60).to_json())
+    program = from_torch(*load_function(f"{FILE}:{name}"), gradient=True, optimizer=optimizer)
+    sharded = shard(program, slow_computer(), {"data": 2, "model": 2}, seconds=60)
+    assert collective in {use.collective for use in sharded.collectives}
+    file.write_text(sharded.to_json())
     script = Path(__file__).parent / "check_training.py"
-    command = [sys.executable, "-W", "ignore", str(script), str(file)]
+    command = [sys.executable, "-W", "ignore", str(script), str(file), name]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["found"] == pytest.approx(found["losses"], rel=1e-5)
     assert found["found"][0] > found["found"][1]
     assert found["apart"] < 1e-5
-    assert found["split"] > 0
+    assert found["split"] > 0 or name == "picture"
 
 
 def test_a_mesh_of_other_axes_is_refused() -> None:

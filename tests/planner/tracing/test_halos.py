@@ -46,3 +46,18 @@ def test_no_border_where_windows_are_points() -> None:
     setting = set_up(program, "dgx-h100:1", {"image": DEVICES})
     (op,) = setting.program.operations
     assert op.halos == ()
+
+
+@pytest.mark.parametrize(("window", "degrees"), [(3, 16), (5, 8), (9, 4), (17, 2)])
+def test_no_part_is_shorter_than_its_borders(window: int, degrees: int) -> None:
+    """Of 32 rows in at most 16 parts."""
+    shapes = (BATCH, ROWS, 1, CHANNELS), (window, 1, CHANNELS, OUT)
+    program = from_jax(convolved, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), parameters=1)
+    setting = set_up(program, "dgx-h100:2", {"a": 2, "b": 2, "c": 4})
+    (op,) = setting.program.operations
+    (halo,) = op.halos
+    sizes = np.array([2, 2, 4])
+    found = {
+        int(np.where(np.array(o.split) == halo.factor, sizes, 1).prod()) for o in setting.problem.options[-1]
+    }
+    assert max(found) == degrees

@@ -97,9 +97,22 @@ class Large(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 5, 3, stride=2, padding=1)
+        self.norm, self.patches = nn.GroupNorm(1, 6), nn.Conv2d(5, 4, 4, stride=4, padding=1)
 
     def forward(self, image: Any) -> Any:
-        return F.relu(self.second(F.relu(self.first(image)))).square().mean()
+        x = F.relu(self.norm(self.first(image)))
+        return F.relu(self.patches(F.relu(self.second(x)))).square().mean()
+
+
+class Signal(nn.Module):  # type: ignore[misc]
+    """Of one sequence, of which windows are long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(4, 8, 9, padding=4), nn.Conv1d(8, 8, 9, padding=4, groups=4)
+
+    def forward(self, signal: Any) -> Any:
+        return self.second(F.gelu(self.first(signal))).square().mean()
 
 
 class Noisy(nn.Module):  # type: ignore[misc]
@@ -171,7 +184,25 @@ def mixture() -> tuple[Any, ...]:
 def large() -> tuple[Any, ...]:
     """Without numbers."""
     with torch.device("meta"):
-        return Large(), torch.zeros(1, 3, 64, 64)
+        return Large(), torch.zeros(1, 3, 128, 128)
+
+
+def picture() -> tuple[Any, ...]:
+    """The same on the CPU, with numbers."""
+    torch.manual_seed(0)
+    return Large(), torch.randn(1, 3, 128, 128)
+
+
+def signal() -> tuple[Any, ...]:
+    """Without numbers."""
+    with torch.device("meta"):
+        return Signal(), torch.zeros(1, 4, 256)
+
+
+def short_signal() -> tuple[Any, ...]:
+    """Shorter than two windows."""
+    with torch.device("meta"):
+        return Signal(), torch.zeros(1, 4, 16)
 
 
 def noisy() -> tuple[Any, ...]:

@@ -3,7 +3,8 @@
 What sums or compares along a dim is several: so that a dim that is split is summed over its axes. As one operator,
 ``DTensor`` would gather what is split before it runs.
 
-Source of the arithmetic: the documentation of ``torch.softmax``, ``torch.nn.functional.layer_norm`` and ``batch_norm``.
+Source of the arithmetic: the documentation of ``torch.softmax``, ``torch.nn.functional.layer_norm``,
+``group_norm`` and ``batch_norm``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -90,6 +91,18 @@ def _group_norm(target: Any) -> Callable[..., Any]:
     return run
 
 
+def _split_group_norm(
+    x: Tensor, weight: Any, bias: Any, count: int, channels: int, size: int, groups: int, eps: float
+) -> Sequence[Tensor]:
+    apart = dense(x.float()).unflatten(1, (groups, channels // groups))
+    mean, variance = _moments(apart, [*range(2, apart.ndim)])
+    inverse = (variance + eps).rsqrt()
+    made, shape = ((apart - mean) * inverse).flatten(1, 2), (1, -1, *(1 for _ in x.shape[2:]))
+    made = made if weight is None else made * weight.reshape(shape)
+    made = made if bias is None else made + bias.reshape(shape)
+    return made.to(x.dtype), mean.flatten(1), inverse.flatten(1)
+
+
 def _batch_norm(
     x: Tensor,
     weight: Any,
@@ -120,6 +133,7 @@ SUMS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "_log_softmax": _log_softmax,
         "_softmax_backward_data": _softmax_backward,
         "_log_softmax_backward_data": _log_softmax_backward,
+        "native_group_norm": _split_group_norm,
         "native_layer_norm": _layer_norm,
         "_native_batch_norm_legit_functional": _batch_norm,
     }

@@ -51,6 +51,17 @@ class Moves:
         found.settle(_order(wanted, self.axes))
         return _dense(found.local, array, wanted)
 
+    def borders(self, local: Any, dim: int, before: int, after: int, axes: Sequence[str]) -> tuple[Any, Any]:
+        """The last elements of the part before a device's, and the first of the one after it, in a circle."""
+        mesh, count = self.groups[tuple(axes)], math.prod(self.sizes[a] for a in axes)
+        ends = (local.narrow(dim, local.shape[dim] - before, before), local.narrow(dim, 0, after))
+        turns = ([(k - 1) % count for k in range(count)], [(k + 1) % count for k in range(count)])
+        found = [
+            _sent(end.contiguous(), turn, mesh) if end.shape[dim] else end
+            for end, turn in zip(ends, turns, strict=True)
+        ]
+        return found[0], found[1]
+
 
 def dense(array: Any) -> Any:
     """``array`` without gaps on any device, as a view of it needs: what was cut out or exchanged has some."""

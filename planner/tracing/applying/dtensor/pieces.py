@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from planner.tracing.applying.dtensor.graphs import title_of
+from planner.tracing.applying.dtensor.windows import Call, Windows, windows_back, windows_of
 
 Alone = Literal["yes", "perhaps", "no"]
 """Whether each device does its part of an operator by itself, of what it has: ``perhaps`` where its loops say so."""
@@ -41,14 +42,18 @@ class Pieces:
 
     def convolution(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """A convolution, and the sum with its bias."""
-        image, window, bias, *rest, groups = given
+        image, window, bias, *rest = given
+        name, call = title if bias is None else f"{title}.product", Call(*rest)
+        windows = windows_of(self.runner, self.runner.site(name), 0, window, call)
 
-        def product(left: Any, right: Any) -> Any:
-            return aten.convolution(left, right, None, *rest, _groups(groups, left.shape, image.shape))
+        def product(left: Any, right: Any, *places: Any) -> Any:
+            groups = _groups(call.groups, left.shape, image.shape)
+            left, how = _ready(windows, left, call, places)
+            return aten.convolution(left, right, None, *how._replace(groups=groups))
 
+        made = self.run(name, product, [image, window, *_places(windows)], _alone(windows))
         if bias is None:
-            return self.run(title, product, [image, window], alone="yes")
-        made = self.run(f"{title}.product", product, [image, window], alone="yes")
+            return made
         shape = (-1, *(1 for _ in made.shape[2:]))
         return self.run(title, lambda x, more: x + more.reshape(shape), [made, bias])
 
@@ -56,42 +61,42 @@ class Pieces:
         self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]
     ) -> Any:
         """Gradients of the input, the filter and the bias, each by itself."""
-        gradient, image, window, sizes, *rest, groups, wanted = given
+        gradient, image, window, sizes, *rest, wanted = given
+        call, sites = Call(*rest), [self.runner.site(f"{title}:{k}") for k in range(2)]
+        back = windows_back(self.runner, sites[0], window, call)
+        again = windows_of(self.runner, sites[1], 1, window, call)
 
-        def part(place: int, left: Any, right: Any, of: Any) -> Any:
+        def part(place: int, left: Any, right: Any, of: Any, how: Call) -> Any:
             mask = [k == place for k in range(3)]
-            here = _groups(groups, left.shape, image.shape)
-            return aten.convolution_backward(of, left, right, sizes, *rest, here, mask)[place]
+            groups = _groups(call.groups, left.shape, image.shape)
+            return aten.convolution_backward(of, left, right, sizes, *how._replace(groups=groups), mask)[
+                place
+            ]
 
-        def like(array: Any, place: int, of: Any) -> Any:
-            """What stands for an array that only its shape is wanted of: all of it where all of ``of`` is there."""
-            whole = tuple(of.shape) == gradient.shape
-            return of.new_empty(1).expand(array.shape if whole else self.shapes(f"{title}:{place}")[0])
+        def here(place: int, array: Any, windows: Windows | None) -> tuple[int, ...]:
+            """What a device makes: all of it where it has all there is."""
+            parts = windows is not None and sites[place] is not None
+            return self.shapes(f"{title}:{place}")[0] if parts else tuple(array.shape)
 
-        def of_image(of: Any, right: Any) -> Any:
-            return part(0, like(image, 0, of), right, of)
+        def of_image(of: Any, right: Any, *places: Any) -> Any:
+            shape = here(0, image, back)
+            of, how = _ready(back, of, call, places)
+            read = back.image_of(shape) if back else shape
+            made = part(0, of.new_empty(1).expand(read), right, of, how)
+            return back.own(made, shape) if back else made
 
-        def of_window(of: Any, left: Any) -> Any:
-            return part(1, left, like(window, 1, of), of)
+        def of_window(of: Any, left: Any, *places: Any) -> Any:
+            like = of.new_empty(1).expand(here(1, window, again))
+            left, how = _ready(again, left, call, places)
+            return part(1, left, like, of, how)
 
         others = [d for d in range(gradient.ndim) if d != 1]
-        parts = (
-            (of_image, [gradient, window]),
-            (of_window, [gradient, image]),
-            (lambda of: of.sum(others), [gradient]),
+        parts: tuple[tuple[Any, list[Any], Alone], ...] = (
+            (of_image, [gradient, window, *_places(back)], _alone(back)),
+            (of_window, [gradient, image, *_places(again)], _alone(again)),
+            (lambda of: of.sum(others), [gradient], "perhaps"),
         )
-        return [
-            self.run(f"{title}:{k}", *part, "perhaps" if k == 2 else self._by_images(f"{title}:{k}"))
-            if wanted[k]
-            else None
-            for k, part in enumerate(parts)
-        ]
-
-    def _by_images(self, title: str) -> Alone:
-        """Alone with whole images, not with parts, of which windows reach into those of others."""
-        site = self.runner.site(title)
-        arrays = () if site is None else (*site.reads, *site.writes)
-        return "no" if any(axes for dims in arrays for axes in site.lies(dims)[2:]) else "yes"
+        return [self.run(f"{title}:{k}", *part) if wanted[k] else None for k, part in enumerate(parts)]
 
     def attention(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """The result; what stands for the sums of exponentials is not read."""
@@ -172,6 +177,22 @@ class Pieces:
         site = self.runner.site(title).without_ring()
         axes = site.lies(site.reads[0])[-2]
         return [self.runner.positions(query.shape[-2], axes)] if axes else []
+
+
+def _alone(windows: Windows | None) -> Alone:
+    """Each device by itself, but where it would need more than its neighbours have."""
+    return "no" if windows is None else "yes"
+
+
+def _places(windows: Windows | None) -> list[Any]:
+    return [] if windows is None else windows.places()
+
+
+def _ready(windows: Windows | None, local: Any, call: Call, places: Sequence[Any]) -> tuple[Any, Call]:
+    """What a convolution reads on a device, and how: borders are there in place of padding."""
+    if windows is None or not places:
+        return local, call
+    return windows.extended(local, places), call.without_padding(windows.sides)
 
 
 def _groups(groups: int, here: Sequence[int], shape: Sequence[int]) -> int:

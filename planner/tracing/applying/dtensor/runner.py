@@ -220,7 +220,7 @@ class Runner:
         placed = [self.put(x, loops.lies(dims), site) for x, dims in zip(operands, site.reads, strict=False)]
         waits = [x.placements for x in placed if any(p.is_partial() for p in x.placements)]
         placed += [self._somewhere(x) for x in operands[count:]]
-        if alone == "no" or _meets_neighbours(site):
+        if alone == "no" or (alone == "perhaps" and _meets_neighbours(site)):
             made = self._by_all(function, placed, "windows reach into what other devices have")
         elif alone == "yes":
             made = self._locally(loops, function, placed)
