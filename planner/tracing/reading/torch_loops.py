@@ -57,7 +57,7 @@ class Loop:
         outside = [value for value in given.whole if value is not None]
         names = [f"arguments.{i}" for i in range(len(sliced) + len(carried) + len(outside))]
         parts = dict(zip(names, [*sliced, *carried, *(v.name for v in outside)], strict=True))
-        program = traced(_graph(given, body, table), names)
+        program = traced(graph_of_step(given, body, table), names)
         known = {v.name: parts.get(v.name, f"{self.title}/{v.name}") for v in program.values}
         self.values += [
             v.model_copy(update={"name": known[v.name]}) for v in program.values if v.name not in parts
@@ -104,7 +104,7 @@ class Loop:
         )  # fmt: skip
 
 
-def _graph(given: Given, body: Body, table: Any) -> Any:
+def graph_of_step(given: Given, body: Body, table: Any) -> Any:
     """The graph of one step; its arguments are rows, states, and what every step reads."""
 
     def run(*tensors: Any) -> Any:
@@ -124,7 +124,7 @@ def _graph(given: Given, body: Body, table: Any) -> Any:
 
 def _steps(node: Any, known: Callable[[Sequence[Any]], list[Any]]) -> tuple[Given, Body]:
     """All steps of a layer, and what the derivative reads of them where anything does."""
-    rows, states, weight, bias, kind = node.args
+    rows, states, weight, bias, kind, _ = node.args
     results = [made for made in node.users if made.args[1] == 0]
     read = {place.args[1] for made in results for place in made.users if place.users}
 
@@ -136,8 +136,8 @@ def _steps(node: Any, known: Callable[[Sequence[Any]], list[Any]]) -> tuple[Give
 
 
 def _steps_backward(node: Any, known: Callable[[Sequence[Any]], list[Any]]) -> tuple[Given, Body]:
-    """Their derivative, the last step first."""
-    rows, states, kept, weight, kind = node.args
+    """Their derivative, in the other direction."""
+    rows, states, kept, weight, kind, _ = node.args
 
     def body(rows: Sequence[Any], states: Sequence[Any], whole: Sequence[Any]) -> Any:
         return step_backward(kind, rows[0], states, rows[1:], *whole)

@@ -21,11 +21,12 @@ from planner.tracing.reading.torch_functions import replaced
 
 torch.library.define(
     "meshwright::steps",
-    "(Tensor rows, Tensor[] states, Tensor weight, Tensor? bias, str kind) -> (Tensor[], Tensor[])",
+    "(Tensor rows, Tensor[] states, Tensor weight, Tensor? bias, str kind, bool last_first) -> (Tensor[], Tensor[])",
 )
 torch.library.define(
     "meshwright::steps_backward",
-    "(Tensor rows, Tensor[] states, Tensor[] kept, Tensor weight, str kind) -> (Tensor[], Tensor[])",
+    "(Tensor rows, Tensor[] states, Tensor[] kept, Tensor weight, str kind, bool last_first)"
+    " -> (Tensor[], Tensor[])",
 )
 
 States = tuple[Tensor, ...]
@@ -132,7 +133,7 @@ def step_backward(
 
 
 def _made(
-    rows: Tensor, states: Sequence[Tensor], weight: Tensor, bias: Tensor | None, kind: str
+    rows: Tensor, states: Sequence[Tensor], weight: Tensor, bias: Tensor | None, kind: str, last_first: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The first state after every step and what the derivative reads of it, and all states after the last."""
     all_steps = (rows.shape[0], *states[0].shape)
@@ -141,7 +142,12 @@ def _made(
 
 
 def _made_backward(
-    rows: Tensor, states: Sequence[Tensor], kept: Sequence[Tensor], weight: Tensor, kind: str
+    rows: Tensor,
+    states: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    weight: Tensor,
+    kind: str,
+    last_first: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients of the rows and of the products of every step with the weight, and those of the first states."""
     shape = (*rows.shape[:-1], weight.shape[0])
@@ -156,13 +162,15 @@ class _Steps(torch.autograd.Function):  # type: ignore[misc]
     """All steps of a layer, with their derivative."""
 
     @staticmethod
-    def forward(rows: Tensor, weight: Tensor, bias: Tensor | None, kind: str, *states: Tensor) -> Any:
-        made, ends = torch.ops.meshwright.steps(rows, list(states), weight, bias, kind)
+    def forward(
+        rows: Tensor, weight: Tensor, bias: Tensor | None, kind: str, last_first: bool, *states: Tensor
+    ) -> Any:
+        made, ends = torch.ops.meshwright.steps(rows, list(states), weight, bias, kind, last_first)
         return (*ends, *made)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, weight, _, ctx.kind, *states = inputs
+        _, weight, _, ctx.kind, ctx.last_first, *states = inputs
         ctx.number = len(states)
         ctx.save_for_backward(weight, states[0], *output[len(states) :])
 
@@ -171,12 +179,12 @@ class _Steps(torch.autograd.Function):  # type: ignore[misc]
         weight, first, made, *kept = ctx.saved_tensors
         of_ends, of_made = gradients[: ctx.number], gradients[ctx.number]
         (of_rows, of_products), of_states = torch.ops.meshwright.steps_backward(
-            of_made, list(of_ends), kept, weight, ctx.kind
+            of_made, list(of_ends), kept, weight, ctx.kind, not ctx.last_first
         )
-        before = torch.cat((first[None], made[:-1]))
+        before = torch.cat((made[1:], first[None]) if ctx.last_first else (first[None], made[:-1]))
         of_weight = of_products.flatten(0, 1).T @ before.flatten(0, 1)
         of_bias = of_products.sum((0, 1)) if ctx.needs_input_grad[2] else None
-        return (of_rows, of_weight, of_bias, None, *of_states)
+        return (of_rows, of_weight, of_bias, None, None, *of_states)
 
 
 class _Layers(NamedTuple):
@@ -211,7 +219,8 @@ class _Layers(NamedTuple):
                 into, again, *biases = weights[number * self.own : (number + 1) * self.own]
                 bias, more = biases or (None, None)
                 multiplied = torch.nn.functional.linear(rows, into, bias)
-                found = _Steps.apply(multiplied, again, more, kind, *(s[number] for s in states))
+                own = (s[number] for s in states)
+                found = _Steps.apply(multiplied, again, more, kind, number % self.ways == 1, *own)
                 ends.append(found[: len(states)])
                 made.append(found[len(states)])
             rows = torch.cat(made, -1) if self.both_ways else made[0]

@@ -189,17 +189,35 @@ def test_attention_drops_the_same_scores_in_its_backward_pass() -> None:
     torch.testing.assert_close(module.layer.weight.grad.full_tensor(), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "planned", "message"),
-    [
-        ("recurrent", "recurrent", "recurrent layers are loops of the plan, which are not run"),
-        ("image", "language", "is not the module that was planned"),
-    ],
-)
-def test_what_does_not_run_is_refused(tmp_path: Path, name: str, planned: str, message: str) -> None:
-    gradient = planned != "recurrent"
-    with pytest.raises(InputError, match=message):
-        checked(tmp_path, sharded_of(planned, {"data": 4}, gradient=gradient), name)
+def test_another_module_than_was_planned_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not the module that was planned"):
+        checked(tmp_path, sharded_of("language", {"data": 4}), "image")
+
+
+RECURRENT = [
+    ("lstm", {"data": 2, "model": 4}),
+    ("gru", {"data": 8}),
+    ("gru", {"a": 2, "b": 2, "c": 2}),
+    ("rnn", {"data": 2, "model": 4}),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh"), RECURRENT, ids=[f"{n} on {len(m)}" for n, m in RECURRENT])
+def test_recurrent_layers_run_step_after_step(tmp_path: Path, name: str, mesh: dict[str, int]) -> None:
+    """Forward and backward; what each step exchanges is counted as often as there are steps."""
+    sharded = sharded_of(name, mesh)
+    found = checked(tmp_path, sharded, name)
+    assert found["alike"] == {}
+    assert max(o["error"] for o in found["outputs"]) < 1e-5
+    assert apart(sharded, found) == []
+    assert any("steps" in use.operator for use in sharded.collectives)
+
+
+def test_no_second_run_is_inside_of_a_recurrent_layer(tmp_path: Path) -> None:
+    sharded = sharded_of("gru", {"data": 8})
+    again = next(s for s in sharded.operators if s.name.startswith("steps/"))
+    with pytest.raises(InputError, match="steps: second runs inside of a recurrent layer are not run"):
+        checked(tmp_path, sharded.model_copy(update={"recomputed": (again,)}), "gru")
 
 
 def test_an_optimizer_is_a_part_of_it(tmp_path: Path) -> None:

@@ -222,7 +222,36 @@ def scores() -> tuple[Any, ...]:
     return Scores(), torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
 
 
-def recurrent() -> tuple[Any, ...]:
-    """Not run."""
+class Recurrent(nn.Module):  # type: ignore[misc]
+    """Each word by the rows of a recurrent layer, and all by its last state."""
+
+    def __init__(self, kind: str, **how: Any) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(48, 16), getattr(nn, kind)(16, 32, batch_first=True, **how)
+        self.head = nn.Linear(32 * (1 + self.layer.bidirectional), 48)
+
+    def forward(self, tokens: Any, labels: Any) -> Any:
+        rows, last = self.layer(self.words(tokens))
+        state = last[0] if isinstance(last, tuple) else last
+        return F.cross_entropy(self.head(rows).flatten(0, 1), labels.flatten()) + state.square().mean()
+
+
+def _recurrent(kind: str, **how: Any) -> tuple[Any, ...]:
     with torch.device("meta"):
-        return nn.LSTM(16, 16), torch.zeros(4, 8, 16)
+        words = torch.zeros(8, 6, dtype=torch.long)
+        return Recurrent(kind, **how), words, words.clone()
+
+
+def lstm() -> tuple[Any, ...]:
+    """Two layers, both ways."""
+    return _recurrent("LSTM", num_layers=2, bidirectional=True)
+
+
+def gru() -> tuple[Any, ...]:
+    """Without numbers."""
+    return _recurrent("GRU")
+
+
+def rnn() -> tuple[Any, ...]:
+    """Without biases."""
+    return _recurrent("RNN", bias=False)

@@ -8,7 +8,6 @@ from torch.distributed.tensor import empty as empty_of
 
 from planner.errors import InputError
 from planner.tracing.applying.dtensor.arrays import Array
-from planner.tracing.applying.dtensor.graphs import check_runs
 from planner.tracing.applying.dtensor.runner import Runner
 from planner.tracing.layouts import Partition
 from planner.tracing.reading.from_torch import UPDATE, Reading, read_module
@@ -81,7 +80,6 @@ class ShardedModule:
         sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
         if sizes != dict(sharded.mesh):
             raise InputError(f"the mesh is {sizes}, the plan is for {dict(sharded.mesh)}")
-        check_runs(reading)
         self.sharded, self.reading, self.runner = sharded, reading, Runner(sharded, mesh, reading)
         program = reading.program
         self.without_step = len(program.inputs) < len(sharded.program.inputs) or (

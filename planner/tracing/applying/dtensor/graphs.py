@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from planner.errors import InputError
 from planner.tracing.applying.sites import Site
 from planner.tracing.reading.from_torch import Reading
 from planner.tracing.reading.torch_calls import kind_of
@@ -15,16 +14,6 @@ from planner.tracing.solving.recomputing import late_pairs
 
 TITLE, AGAIN = "title", "again"
 """In the ``meta`` of a node: what its operator is called, and that it is a second run."""
-
-
-def check_runs(reading: Reading) -> None:
-    """``InputError`` for what a program has that does not run here."""
-    for node in reading.traced.graph.nodes:
-        if kind_of(node.target) in ("steps", "steps_backward"):
-            raise InputError(
-                "recurrent layers are loops of the plan, which are not run: layouts are put into effect for modules "
-                "without nn.LSTM, nn.GRU and nn.RNN"
-            )
 
 
 def unlike(reading: Reading) -> str:
@@ -47,13 +36,13 @@ def title_of(node: Any) -> str:
     return str(node.meta[TITLE])
 
 
-def planned_graph(graph: Any, sharded: ShardedProgram, sites: Mapping[str, Site]) -> Any:
-    """A graph that computes what ``graph`` does as the plan has it."""
+def planned_graph(graph: Any, sharded: ShardedProgram, sites: Mapping[str, Site], prefix: str) -> Any:
+    """A graph that computes what ``graph`` does as the plan has it; titles of its operators begin with ``prefix``."""
     found = torch.fx.Graph(graph.owning_module)
     copies: dict[Any, Any] = {}
     for node in graph.nodes:
         copies[node] = found.node_copy(node, copies.__getitem__)
-        copies[node].meta = {**node.meta, TITLE: node.name}
+        copies[node].meta = {**node.meta, TITLE: prefix + node.name}
     _merge_repeats(found)
     _add_second_runs(found, sharded, sites)
     return found

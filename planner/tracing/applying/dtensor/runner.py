@@ -1,7 +1,8 @@
 """Runs the graphs that a module was read from, every array a ``DTensor`` that lies as a `ShardedProgram` says."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from planner.tracing.applying.dtensor.graphs import (
     title_of,
 )
 from planner.tracing.applying.dtensor.lookups import LOOKUPS, split_rows
+from planner.tracing.applying.dtensor.loops import Loops
 from planner.tracing.applying.dtensor.made import maker_of, number_of
 from planner.tracing.applying.dtensor.moves import Moves, in_order, placements
 from planner.tracing.applying.dtensor.pieces import KINDS, LOCAL, Alone, Pieces
@@ -52,7 +54,9 @@ class Runner:
         """Operators as they were read, before any clean-up."""
         self.alike: dict[str, str] = {}
         """Operators that are computed alike on every device, as ``DTensor`` has no rule for them, with what it says."""
-        self.pieces = Pieces(self)
+        self.pieces, self.loops = Pieces(self), Loops(self)
+        self.outside: dict[int, dict[Any, Any]] = {}
+        """What was moved of arrays from outside of a loop, for all its steps."""
         self.second = False
         """Whether it is a second run that runs."""
         self.chance = False
@@ -82,7 +86,7 @@ class Runner:
         """The results of ``graph``, each array freed when nothing reads it any more."""
         env: dict[Any, Any] = {}
         if graph not in self.planned:
-            self.planned[graph] = planned_graph(graph, self.sharded, self.sites)
+            self.planned[graph] = planned_graph(graph, self.sharded, self.sites, prefix)
         graph = self.planned[graph]
         arguments, last = iter(given), last_readers(graph)
         for node in graph.nodes:
@@ -94,7 +98,7 @@ class Runner:
                 env[node] = self._constant(node)
             elif node in last:
                 self.second, self.chance = AGAIN in node.meta, by_chance(node)
-                env[node] = self._node(node, prefix + title_of(node), env)
+                env[node] = self._node(node, title_of(node), env)
             for done in last.get(node, ()):
                 env.pop(done, None)
         raise AssertionError("a graph ends with its output")
@@ -110,6 +114,8 @@ class Runner:
         if "getitem" in str(node.target):
             return env[node.args[0]][node.args[1]]
         kind = kind_of(node.target)
+        if kind in self.loops.kinds:
+            return self.loops.run(title, node, env)
         if kind in KINDS:
             return KINDS[kind](self.pieces, title, node, value(node.args), value(node.kwargs))
         nodes = [n for n in leaves((node.args, node.kwargs)) if hasattr(n, "op")]
@@ -192,15 +198,25 @@ class Runner:
             said = str(error).strip().partition("\n")[0]
             raise InputError(f"{title} cannot run in parts, as PyTorch says: {said}") from error
         if title == site.operation.members[-1].name:
-            self._done(site.operation.name)
+            self.done(site.operation.name)
         return self._arrays(title, made)
+
+    @contextmanager
+    def lasting(self, arrays: Sequence[Array]) -> Iterator[None]:
+        """What is moved of ``arrays`` meanwhile is moved once for each of its readers, however often these run."""
+        before = self.outside
+        self.outside = {**before, **{id(array): {} for array in arrays}}
+        try:
+            yield
+        finally:
+            self.outside = before
 
     def forget(self) -> None:
         """Let go of all that was moved."""
         self.inside.clear()
         self.brought.clear()
 
-    def _done(self, reader: str) -> None:
+    def done(self, reader: str) -> None:
         """Let go of what was moved for an operator."""
         self.inside.pop(reader, None)
         for copy, (_, left) in list(self.brought.items()):
@@ -263,7 +279,8 @@ class Runner:
         """``array`` moved for an operator, once for all its members; a view moves as what it shows."""
         if array.made is not None:
             return array.made(self.placements(partition))
-        moves, key = self.inside.setdefault(reader, {}), (id(array), partition, waits)
+        lasts, key = self.outside.get(id(array)), (id(array), partition, waits)
+        moves = self.inside.setdefault(reader, {}) if lasts is None else lasts.setdefault(reader, {})
         if key not in moves:
             moves[key] = (array, self._moved(array, partition, reader, waits))
         return moves[key][1]
