@@ -4,7 +4,7 @@ What ways take beside the states is in ``cluster_specs/data/checkpoints.toml``; 
 tracker (``benchmarks/tracking_checkpoints.py``).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.checkpoints import Amount, CheckpointWay, checkpoint_family
@@ -58,14 +58,14 @@ class _Rank(NamedTuple):
 
 def checkpoints(plan: Plan) -> Checkpoints | None:
     """Of ``plan``; None where adapters are trained, or nothing is known of how its stack saves."""
-    family = checkpoint_family(plan.job.stack)
+    evaluator = Evaluator(plan.model, plan.cluster, plan.job)
+    family = checkpoint_family(evaluator.setting.software.name)
     if family is None or plan.job.adapter is not None:
         return None
-    evaluator = Evaluator(plan.model, plan.cluster, plan.job)
     ranks = tuple(_ranks(evaluator, plan.plan))
     whole = _whole(evaluator.setting)
-    amounts = [(rank, _amounts(rank, whole)) for rank in ranks]
-    ways = tuple(_cost(way, amounts) for way in family.ways)
+    sizes = [(r, _amounts(r, (), whole), _amounts(r, r.plan.offload, whole)) for r in ranks]
+    ways = tuple(_cost(way, sizes) for way in family.ways)
     return Checkpoints(written_bytes=whole["all_states"], ways=ways)
 
 
@@ -94,9 +94,8 @@ def _saved_bytes(setting: Setting) -> float:
 def _whole(setting: Setting) -> Mapping[str, float]:
     """Amounts of the whole model [bytes]."""
     graph, stored = setting.graph, stored_weight_bytes(setting.job, setting.software)
-    largest = max(
-        graph.elements(tensor) for block in graph.blocks for tensor in block.tensors if tensor.is_parameter
-    )
+    weights = (tensor for block in graph.blocks for tensor in block.tensors if tensor.is_parameter)
+    largest = max(map(graph.elements, weights), default=0.0)
     return {
         "largest": largest * stored,
         "all_weights": setting.parameters * weight_bytes(setting.job),
@@ -104,12 +103,11 @@ def _whole(setting: Setting) -> Mapping[str, float]:
     }
 
 
-def _amounts(rank: _Rank, whole: Mapping[str, float]) -> Mapping[str, float]:
-    """Amounts of one device of ``rank``, wherever they lie, and of the whole model [bytes]."""
+def _amounts(rank: _Rank, offload: Collection[str], whole: Mapping[str, float]) -> Mapping[str, float]:
+    """Amounts of one device of ``rank``, but of what is offloaded, and of the whole model [bytes]."""
     setting, plan, mesh, stages = rank
     job, groups = setting.job, [g for stage in stages for g in stage.weights]
-    at_hand = plan.model_copy(update={"offload": ()})
-    states = model_states(groups, job, at_hand, mesh, setting.software)
+    states = model_states(groups, job, plan.model_copy(update={"offload": offload}), mesh, setting.software)
     elements = sum(g.elements for g in groups)
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
     once = sharded_elements(groups, mesh, plan.num_devices)
@@ -126,12 +124,18 @@ def _amounts(rank: _Rank, whole: Mapping[str, float]) -> Mapping[str, float]:
     }
 
 
-def _cost(way: CheckpointWay, ranks: Sequence[tuple[_Rank, Mapping[str, float]]]) -> CheckpointCost:
-    """Of the fullest device, and of the fullest node: the first one's where the first rank has more."""
+def _cost(
+    way: CheckpointWay, ranks: Sequence[tuple[_Rank, Mapping[str, float], Mapping[str, float]]]
+) -> CheckpointCost:
+    """Of the fullest device, and of the fullest node: the first one's where the first rank has more.
+
+    Ranks come with the amounts of all that is theirs, and of what is on their devices.
+    """
     devices, hosts, fits = [], [], True
-    for number, (rank, amounts) in enumerate(ranks):
-        device = _between_steps(rank) + _sum(way.device, amounts)
-        host = _on_host(rank) + _sum(way.host, amounts)
+    for number, (rank, amounts, there) in enumerate(ranks):
+        beside = _sum(way.device, there)
+        device = _between_steps(rank) + beside
+        host = _on_host(rank) + _sum(way.host, amounts) + _sum(way.device, amounts) - beside
         cluster = rank.setting.cluster
         node = min(cluster.devices_per_node, rank.plan.num_devices) * host
         node += _sum(way.first, amounts) if number == 0 else 0.0

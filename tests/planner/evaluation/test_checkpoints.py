@@ -105,6 +105,9 @@ def test_what_is_offloaded_lies_on_the_host_all_the_time() -> None:
     moved = way(away, "dcp.save").host_bytes - way(plain, "dcp.save").host_bytes
     assert moved == pytest.approx(kept, rel=0.01)
     assert way(away, "dcp.save").device_bytes < way(plain, "dcp.save").device_bytes
+    anew = "set_state_dict(full_state_dict=True)"  # and so do shards that are made anew
+    more = way(away, anew).host_bytes - way(plain, anew).host_bytes
+    assert more == pytest.approx(kept + 8 * 8 * load_model("llama-3.1-8b").parameters / 32, rel=0.01)
 
 
 def test_stages_that_are_written_out_take_as_much() -> None:
