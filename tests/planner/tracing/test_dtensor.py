@@ -194,6 +194,34 @@ def test_another_module_than_was_planned_is_refused(tmp_path: Path) -> None:
         checked(tmp_path, sharded_of("language", {"data": 4}), "image")
 
 
+@pytest.mark.parametrize(
+    ("name", "mesh", "split"),
+    [("few_rows", {"data": 8}, "bags"), ("many_rows", {"data": 2, "model": 4}, "rows")],
+)
+def test_rows_are_added_up_by_bag(tmp_path: Path, name: str, mesh: dict[str, int], split: str) -> None:
+    """Means and weighed sums, where bags or where rows of the table are split."""
+    sharded = sharded_of(name, mesh)
+    read = next(op for op in sharded.program.operations if op.name == "_embedding_bag:0")
+    own = {"bags": read.writes[0][0], "rows": read.reads[0][0]}[split]
+    assert set(next(s for s in sharded.operators if s.name == read.name).split.values()) == set(own)
+    found = checked(tmp_path, sharded, name)
+    assert found["alike"] == {}
+    assert max(o["error"] for o in found["outputs"]) < 1e-5
+    assert apart(sharded, found) == []
+
+
+def test_places_of_rows_are_gathered_where_bags_begin_anywhere(tmp_path: Path) -> None:
+    """Plans take bags to have equally many."""
+    sharded = sharded_of("uneven_bags", {"data": 8})
+    found = checked(tmp_path, sharded, "uneven_bags")
+    assert found["alike"] == {}
+    assert max(o["error"] for o in found["outputs"]) < 1e-5
+    assert apart(sharded, found) == ["_embedding_bag:0"]
+    assert {u["collective"] for u in found["compiled"] if u["operator"] == "_embedding_bag:0"} == {
+        "all_gather"
+    }
+
+
 RECURRENT = [
     ("lstm", {"data": 2, "model": 4}),
     ("gru", {"data": 8}),

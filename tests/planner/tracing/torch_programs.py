@@ -222,6 +222,30 @@ def scores() -> tuple[Any, ...]:
     return Scores(), torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
 
 
+class Bags(nn.Module):  # type: ignore[misc]
+    """Means of few of many rows, and sums that are weighed."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.means, self.sums = nn.EmbeddingBag(rows, 16), nn.EmbeddingBag(rows, 16, mode="sum")
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, index: Any, weights: Any, labels: Any) -> Any:
+        both = self.means(index), self.sums(index, per_sample_weights=weights)
+        return F.mse_loss(self.head(torch.cat(both, 1)).squeeze(1), labels)
+
+
+class UnevenBags(nn.Module):  # type: ignore[misc]
+    """Sums of as many rows as offsets say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.head = nn.EmbeddingBag(16, 4, mode="mean"), nn.Linear(4, 1)
+
+    def forward(self, index: Any, starts: Any, labels: Any) -> Any:
+        return F.mse_loss(self.head(self.rows(index, starts)).squeeze(1), labels)
+
+
 class Recurrent(nn.Module):  # type: ignore[misc]
     """Each word by the rows of a recurrent layer, and all by its last state."""
 
@@ -234,6 +258,25 @@ class Recurrent(nn.Module):  # type: ignore[misc]
         rows, last = self.layer(self.words(tokens))
         state = last[0] if isinstance(last, tuple) else last
         return F.cross_entropy(self.head(rows).flatten(0, 1), labels.flatten()) + state.square().mean()
+
+
+def few_rows() -> tuple[Any, ...]:
+    """On the CPU, with numbers."""
+    torch.manual_seed(0)
+    return Bags(64), torch.randint(0, 64, (64, 4)), torch.rand(64, 4), torch.rand(64)
+
+
+def many_rows() -> tuple[Any, ...]:
+    """So many that none has all of them."""
+    torch.manual_seed(0)
+    return Bags(4096), torch.randint(0, 4096, (16, 4)), torch.rand(16, 4), torch.rand(16)
+
+
+def uneven_bags() -> tuple[Any, ...]:
+    """Of no row to seven."""
+    torch.manual_seed(0)
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), torch.randint(0, 8, (511,)).cumsum(0)])
+    return UnevenBags(), torch.randint(0, 16, (2048,)), starts, torch.rand(512)
 
 
 def _recurrent(kind: str, **how: Any) -> tuple[Any, ...]:

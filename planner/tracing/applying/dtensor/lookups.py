@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from planner.tracing.applying.dtensor.arrays import Array
 from planner.tracing.applying.sites import Site
+from planner.tracing.reading.torch_calls import leaves
 
 
 class Lookup(NamedTuple):
@@ -22,7 +24,7 @@ class Lookup(NamedTuple):
     """Rows, their positions, and the other arguments -> what it makes."""
 
 
-def _inside(index: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def inside_of(index: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Places among the rows of this device, and which they are."""
     here = index - places[0]
     inside = (here >= 0) & (here < places.shape[0])
@@ -30,22 +32,22 @@ def _inside(index: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gather(table: Tensor, places: Tensor, dim: int, index: Tensor, *_: Any) -> Tensor:
-    here, inside = _inside(index, places)
+    here, inside = inside_of(index, places)
     return torch.where(inside, table.gather(dim, here), 0)
 
 
 def _embedding(table: Tensor, places: Tensor, index: Tensor, *_: Any) -> Tensor:
-    here, inside = _inside(index, places)
+    here, inside = inside_of(index, places)
     return torch.where(inside[..., None], torch.nn.functional.embedding(here, table), 0)
 
 
 def _scatter_add(table: Tensor, places: Tensor, dim: int, index: Tensor, values: Tensor) -> Tensor:
-    here, inside = _inside(index, places)
+    here, inside = inside_of(index, places)
     return table.scatter_add(dim, here, torch.where(inside, values, 0))
 
 
 def _index_put(table: Tensor, places: Tensor, indices: Sequence[Tensor], values: Tensor, *_: Any) -> Tensor:
-    here, inside = _inside(indices[0], places)
+    here, inside = inside_of(indices[0], places)
     shape = (*inside.shape, *(1 for _ in range(values.ndim - inside.ndim)))
     return table.index_put([here], torch.where(inside.reshape(shape), values, 0), accumulate=True)
 
@@ -84,3 +86,20 @@ def _by_rows(site: Site, dim: int) -> bool:
     """Whether no index says which rows a device has."""
     rows = set(site.reads[0][dim])
     return not any(rows & {f for d in dims for f in d} for dims in site.reads[1:])
+
+
+def look_up(
+    runner: Any, title: str, kind: str, rows: tuple[int, tuple[str, ...]], given: Sequence[Any]
+) -> Any:
+    """A lookup whose rows are split, each device among its own."""
+    dim, axes = rows
+    table, *rest = given
+    arrays = [x for x in leaves(rest) if isinstance(x, Array)]
+
+    def look(local: Any, *others: Any) -> Any:
+        *now, places = others
+        left = iter(now)
+        filled = torch.utils._pytree.tree_map(lambda x: next(left) if isinstance(x, Array) else x, rest)
+        return LOOKUPS[kind].run(local, places, *filled)
+
+    return runner.run(title, look, [table, *arrays, runner.positions(table.shape[dim], axes)], alone="yes")

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 
 from planner.errors import InputError
 from planner.tracing.applying.dtensor.arrays import Array
+from planner.tracing.applying.dtensor.bags import BAGS
 from planner.tracing.applying.dtensor.forms import form_of
 from planner.tracing.applying.dtensor.graphs import (
     AGAIN,
@@ -18,7 +19,7 @@ from planner.tracing.applying.dtensor.graphs import (
     planned_graph,
     title_of,
 )
-from planner.tracing.applying.dtensor.lookups import LOOKUPS, split_rows
+from planner.tracing.applying.dtensor.lookups import look_up, split_rows
 from planner.tracing.applying.dtensor.loops import Loops
 from planner.tracing.applying.dtensor.made import maker_of, number_of
 from planner.tracing.applying.dtensor.moves import Moves, in_order, placements
@@ -107,6 +108,16 @@ class Runner:
         tensor = getattr(node.graph.owning_module, node.target).to(self.mesh.device_type)
         return Array("", tuple(tensor.shape), self.distributed(tensor, ((),) * tensor.ndim))
 
+    def _by_name(self, kind: str, title: str, node: Any, env: Mapping[Any, Any]) -> Any:
+        """What an operator makes that is run in a way of its own; ``NotImplemented`` where it is not."""
+        if kind in self.loops.kinds:
+            return self.loops.run(title, node, env)
+        own = KINDS.get(kind) or BAGS.get(kind)
+        if own is None:
+            return NotImplemented
+        given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+        return own(self.pieces if kind in KINDS else self, title, node, *given)
+
     def _node(self, node: Any, title: str, env: Mapping[Any, Any]) -> Any:
         def value(tree: Any) -> Any:
             return torch.fx.node.map_arg(tree, env.__getitem__)
@@ -114,14 +125,13 @@ class Runner:
         if "getitem" in str(node.target):
             return env[node.args[0]][node.args[1]]
         kind = kind_of(node.target)
-        if kind in self.loops.kinds:
-            return self.loops.run(title, node, env)
-        if kind in KINDS:
-            return KINDS[kind](self.pieces, title, node, value(node.args), value(node.kwargs))
+        made = self._by_name(kind, title, node, env)
+        if made is not NotImplemented:
+            return made
         nodes = [n for n in leaves((node.args, node.kwargs)) if hasattr(n, "op")]
         rows = split_rows(kind, node, self.site(title))
         if rows is not None:
-            return self._by_rows(title, kind, rows, value(node.args))
+            return look_up(self, title, kind, rows, value(node.args))
         read = self.read.get(title)
         if not nodes or (number_of(node) is not None and read is not None and not read.inputs):
             return self._of_numbers(node, title)
@@ -140,20 +150,6 @@ class Runner:
             return Array("", shape, seen=View(None, call, operands[0], _rule(read)))
         alone = kind in LOCAL or self._adds_up(title, node)
         return self.run(title, call, operands, "yes" if alone else "perhaps")
-
-    def _by_rows(self, title: str, kind: str, rows: tuple[int, tuple[str, ...]], given: Sequence[Any]) -> Any:
-        """A lookup whose rows are split, each device among its own."""
-        dim, axes = rows
-        table, *rest = given
-        arrays = [x for x in leaves(rest) if isinstance(x, Array)]
-
-        def look(local: Any, *others: Any) -> Any:
-            *now, places = others
-            left = iter(now)
-            filled = torch.utils._pytree.tree_map(lambda x: next(left) if isinstance(x, Array) else x, rest)
-            return LOOKUPS[kind].run(local, places, *filled)
-
-        return self.run(title, look, [table, *arrays, self.positions(table.shape[dim], axes)], alone="yes")
 
     def _adds_up(self, title: str, node: Any) -> bool:
         """Whether devices add what they have to rows that all of them have, which are zeros if their sums are added."""
