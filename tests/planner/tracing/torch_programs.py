@@ -286,8 +286,8 @@ def _recurrent(kind: str, **how: Any) -> tuple[Any, ...]:
 
 
 def lstm() -> tuple[Any, ...]:
-    """Two layers, both ways."""
-    return _recurrent("LSTM", num_layers=2, bidirectional=True)
+    """Both ways."""
+    return _recurrent("LSTM", bidirectional=True)
 
 
 def gru() -> tuple[Any, ...]:
