@@ -8,7 +8,7 @@ from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, r
 from planner.tracing.program import Operation, Program, Role, Tie, Value
 from planner.tracing.reading.kernels import NONE, rule_for
 from planner.tracing.reading.products import grouped_product
-from planner.tracing.reading.torch_calls import Call, Operand, TorchRule, kind_of, leaves
+from planner.tracing.reading.torch_calls import Call, Operand, TorchRule, arguments_of, kind_of, leaves
 from planner.tracing.reading.torch_convolutions import gradients
 from planner.tracing.reading.torch_lookups import bag_rules
 from planner.tracing.reading.torch_rules import TORCH_RULES, pointwise
@@ -365,12 +365,7 @@ def _described(arguments: Any) -> Any:
 
 def _named(node: Any) -> dict[str, Any]:
     """Arguments by name, described, with their defaults."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return {}
-    names = [a.name for a in schema.arguments]
-    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    given |= dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    given = arguments_of(node.target, node.args, node.kwargs)
     return {name: _described(value) for name, value in given.items()}
 
 

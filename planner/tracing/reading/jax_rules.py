@@ -128,6 +128,7 @@ def _convolution(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shap
         numbers.rhs_spec,
         numbers.out_spec,
         params["window_strides"],
+        [before for before, _ in params["padding"]],
         all(n == 1 for n in (*params["lhs_dilation"], *params["rhs_dilation"])),
         params["feature_group_count"],
         params["batch_group_count"],

@@ -1,6 +1,6 @@
 """Matrix products and convolutions as loops."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.tracing.factors import Loops, Rule, Shape
@@ -61,6 +61,8 @@ class Convolution(NamedTuple):
     result: Sequence[int]
     """Dims of the output: batch, channels, then the image."""
     strides: Sequence[int]
+    padding: Sequence[int]
+    """Before the image, along each of its dims."""
     plain: bool = True
     """Neither input nor filter is dilated."""
     groups: int = 1
@@ -89,14 +91,45 @@ def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> R
     reads_right[how.right[1]] = (*groups_of_inner, *inner)
     writes[how.result[0]] = batch
     writes[how.result[1]] = (*group, *batch_group, *outer)
-    halos, implied = [], dict[int, tuple[int, ...]]()
+    implied = dict[int, tuple[int, ...]]()
     for i, j, k, stride in zip(how.left[2:], how.right[2:], how.result[2:], how.strides, strict=True):
         along = _along(loops, (left[i], right[j], result[k]), stride, how.plain)
         reads_left[i], reads_right[j], writes[k] = along.image, along.window, along.made
         implied |= along.implied
-        halos += [Halo(factor=f, operand=0, elements=along.border) for f in along.made if along.border]
     rule = loops.rule("product", (_dims(reads_left), _dims(reads_right)), (_dims(writes),))
-    return rule._replace(halos=tuple(halos), implied=implied)
+    return rule._replace(halos=halos_of(rule, right, how, reach, 0), implied=implied)
+
+
+Reach = Callable[[int, int, int], tuple[int, int]]
+"""Width of a window, stride and padding -> elements needed before and after a part."""
+
+
+def reach(width: int, stride: int, padding: int) -> tuple[int, int]:
+    """Elements of the image that windows of one part need before and after it; below zero: of its own that none does.
+
+    A part has as many elements as its windows' strides take. XLA's partitioner exchanges the same.
+    """
+    return padding, width - stride - padding
+
+
+def reach_back(width: int, stride: int, padding: int) -> tuple[int, int]:
+    """Elements of what was made that the gradient of a part of the image needs before and after its own."""
+    return max(0, (width - 1 - padding) // stride), -(-padding // stride)
+
+
+def halos_of(
+    forward: Rule, window: Shape, how: Convolution, reaching: Reach, operand: int
+) -> tuple[Halo, ...]:
+    """What neighbours exchange of an operand of a convolution, or of a gradient of it, by the loops of the first."""
+    found = []
+    (image, _), (made,) = forward.reads, forward.writes
+    for i, j, k, stride, padding in zip(
+        how.left[2:], how.right[2:], how.result[2:], how.strides, how.padding, strict=True
+    ):
+        elements = sum(max(0, side) for side in reaching(window[j], stride, padding))
+        split = [f for f in made[k] if f in image[i]]
+        found += [Halo(factor=f, operand=operand, elements=elements) for f in split if elements]
+    return tuple(found)
 
 
 class _Along(NamedTuple):
@@ -106,8 +139,6 @@ class _Along(NamedTuple):
     window: tuple[int, ...]
     made: tuple[int, ...]
     implied: Mapping[int, tuple[int, ...]] = {}
-    border: int = 0
-    """Elements that a part of the image lacks."""
 
 
 def _along(loops: Loops, sizes: tuple[int, int, int], stride: int, plain: bool) -> _Along:
@@ -118,12 +149,12 @@ def _along(loops: Loops, sizes: tuple[int, int, int], stride: int, plain: bool) 
     """
     size, width, steps = sizes
     window = loops.new(width, False)
-    if plain and width == stride and size == steps * stride:  # patches: windows do not meet
+    if plain and width == stride and size == steps * stride:  # patches
         made = loops.new(steps)
         return _Along((*made, *window), window, made)
     if plain and steps > 1 and size == steps * stride and width <= steps:
         made, between = loops.new(steps), loops.new(stride, False)
-        return _Along((*made, *between), window, made, dict.fromkeys(between, made), width - 1)
+        return _Along((*made, *between), window, made, dict.fromkeys(between, made))
     image, made = loops.new(size, False), loops.new(steps, False)
     few, many = (image, made) if size <= steps else (made, image)
     if not plain and width > max(size, steps):

@@ -45,6 +45,15 @@ def kind_of(target: Any) -> str:
     return name if library in ("aten", "meshwright") else f"{library}.{name}"
 
 
+def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What an operator is called with, by name, with the defaults of what is not given; nothing of other functions."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return {}
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    return defaults | dict(zip((a.name for a in schema.arguments), args, strict=False)) | dict(kwargs)
+
+
 def leaves(tree: Any) -> list[Any]:
     """What mappings, tuples and lists hold, however nested, in order."""
     if isinstance(tree, Mapping):

@@ -21,11 +21,11 @@ from planner.tracing.reading.torch_functions import replaced
 
 torch.library.define(
     "meshwright::steps",
-    "(Tensor rows, Tensor[] states, Tensor weight, Tensor? bias, str kind, bool last_first) -> (Tensor[], Tensor[])",
+    "(Tensor rows, Tensor[] states, Tensor weight, Tensor? bias, str kind, bool reverse) -> (Tensor[], Tensor[])",
 )
 torch.library.define(
     "meshwright::steps_backward",
-    "(Tensor rows, Tensor[] states, Tensor[] kept, Tensor weight, str kind, bool last_first)"
+    "(Tensor rows, Tensor[] states, Tensor[] kept, Tensor weight, str kind, bool reverse)"
     " -> (Tensor[], Tensor[])",
 )
 
@@ -133,7 +133,7 @@ def step_backward(
 
 
 def _made(
-    rows: Tensor, states: Sequence[Tensor], weight: Tensor, bias: Tensor | None, kind: str, last_first: bool
+    rows: Tensor, states: Sequence[Tensor], weight: Tensor, bias: Tensor | None, kind: str, reverse: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The first state after every step and what the derivative reads of it, and all states after the last."""
     all_steps = (rows.shape[0], *states[0].shape)
@@ -147,7 +147,7 @@ def _made_backward(
     kept: Sequence[Tensor],
     weight: Tensor,
     kind: str,
-    last_first: bool,
+    reverse: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients of the rows and of the products of every step with the weight, and those of the first states."""
     shape = (*rows.shape[:-1], weight.shape[0])
@@ -163,14 +163,14 @@ class _Steps(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        rows: Tensor, weight: Tensor, bias: Tensor | None, kind: str, last_first: bool, *states: Tensor
+        rows: Tensor, weight: Tensor, bias: Tensor | None, kind: str, reverse: bool, *states: Tensor
     ) -> Any:
-        made, ends = torch.ops.meshwright.steps(rows, list(states), weight, bias, kind, last_first)
+        made, ends = torch.ops.meshwright.steps(rows, list(states), weight, bias, kind, reverse)
         return (*ends, *made)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, weight, _, ctx.kind, ctx.last_first, *states = inputs
+        _, weight, _, ctx.kind, ctx.reverse, *states = inputs
         ctx.number = len(states)
         ctx.save_for_backward(weight, states[0], *output[len(states) :])
 
@@ -179,9 +179,9 @@ class _Steps(torch.autograd.Function):  # type: ignore[misc]
         weight, first, made, *kept = ctx.saved_tensors
         of_ends, of_made = gradients[: ctx.number], gradients[ctx.number]
         (of_rows, of_products), of_states = torch.ops.meshwright.steps_backward(
-            of_made, list(of_ends), kept, weight, ctx.kind, not ctx.last_first
+            of_made, list(of_ends), kept, weight, ctx.kind, not ctx.reverse
         )
-        before = torch.cat((made[1:], first[None]) if ctx.last_first else (first[None], made[:-1]))
+        before = torch.cat((made[1:], first[None]) if ctx.reverse else (first[None], made[:-1]))
         of_weight = of_products.flatten(0, 1).T @ before.flatten(0, 1)
         of_bias = of_products.sum((0, 1)) if ctx.needs_input_grad[2] else None
         return (of_rows, of_weight, of_bias, None, None, *of_states)

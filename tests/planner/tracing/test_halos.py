@@ -1,9 +1,17 @@
 """Images split over devices: borders that neighbours exchange, by what JAX computes and by the bytes."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax")
+import compiled_halos  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
 from planner.tracing.reading.from_jax import from_jax  # noqa: E402
@@ -61,3 +69,46 @@ def test_no_part_is_shorter_than_its_borders(window: int, degrees: int) -> None:
         int(np.where(np.array(o.split) == halo.factor, sizes, 1).prod()) for o in setting.problem.options[-1]
     }
     assert max(found) == degrees
+
+
+COMPILED = [
+    (3, 1, (1, 1)),
+    (3, 1, (2, 0)),
+    (3, 2, (0, 1)),
+    (3, 2, (1, 1)),
+    (4, 2, (1, 1)),
+    (5, 2, (2, 2)),
+    (7, 2, (3, 3)),
+    (1, 2, (0, 0)),
+    (4, 4, (0, 0)),
+    (4, 4, (1, 1)),
+]
+"""Window, stride, padding before and after."""
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[tuple[int, int, tuple[int, int]], int]:
+    script = Path(__file__).with_name("compiled_halos.py")
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, str(script), json.dumps(COMPILED)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(COMPILED, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_borders_are_those_that_xla_exchanges(case: Any, compiled: dict[Any, int]) -> None:
+    window, stride, padding = case
+    shapes = compiled_halos.SHAPE, (window, 1, compiled_halos.SHAPE[-1], 8)
+    arrays = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
+    program = from_jax(lambda x, w: compiled_halos.convolved(x, w, stride, padding), *arrays, parameters=1)
+    setting = set_up(program, "dgx-h100:1", {"rows": 8})
+    (op,) = setting.program.operations
+    rows = op.writes[0][1][0]
+    option = next(o for o in setting.problem.options[-1] if o.split == (rows,))
+    priced = sum(x.full_bytes for x in setting.pricer.operation(op, option).exchanges)
+    assert priced == compiled[case]

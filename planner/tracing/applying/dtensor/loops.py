@@ -47,10 +47,10 @@ class Loops:
         carried = [self._begun(f"{title}/carry.{i}", x) for i, x in enumerate(arrays[rows : rows + states])]
         outside = arrays[rows + states :]
         count = step.given.rows[0].shape[0]
-        last_first = node.args[-1]
+        reverse = node.args[-1]
         made: dict[int, dict[int, Any]] = {}
         with self.runner.lasting(outside):
-            for t in reversed(range(count)) if last_first else range(count):
+            for t in reversed(range(count)) if reverse else range(count):
                 now = [self._row(f"{title}/slice.{i}", x, t) for i, x in enumerate(sliced)]
                 results = self.runner.walk(step.graph, [*now, *carried, *outside], f"{title}/")
                 carried = [self._state(f"{title}/carry.{i}", x) for i, x in enumerate(results[:states])]

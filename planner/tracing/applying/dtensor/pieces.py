@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from planner.tracing.applying.dtensor.graphs import title_of
-from planner.tracing.applying.dtensor.windows import Call, Windows, windows_back, windows_of
 
 Alone = Literal["yes", "perhaps", "no"]
 """Whether each device does its part of an operator by itself, of what it has: ``perhaps`` where its loops say so."""
@@ -39,64 +38,6 @@ class Pieces:
             return (product if alpha == 1 else alpha * product) + (more if beta == 1 else beta * more)
 
         return self.run(title, add, [made, bias])
-
-    def convolution(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
-        """A convolution, and the sum with its bias."""
-        image, window, bias, *rest = given
-        name, call = title if bias is None else f"{title}.product", Call(*rest)
-        windows = windows_of(self.runner, self.runner.site(name), 0, window, call)
-
-        def product(left: Any, right: Any, *places: Any) -> Any:
-            groups = _groups(call.groups, left.shape, image.shape)
-            left, how = _ready(windows, left, call, places)
-            return aten.convolution(left, right, None, *how._replace(groups=groups))
-
-        made = self.run(name, product, [image, window, *_places(windows)], _alone(windows))
-        if bias is None:
-            return made
-        shape = (-1, *(1 for _ in made.shape[2:]))
-        return self.run(title, lambda x, more: x + more.reshape(shape), [made, bias])
-
-    def convolution_backward(
-        self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]
-    ) -> Any:
-        """Gradients of the input, the filter and the bias, each by itself."""
-        gradient, image, window, sizes, *rest, wanted = given
-        call, sites = Call(*rest), [self.runner.site(f"{title}:{k}") for k in range(2)]
-        back = windows_back(self.runner, sites[0], window, call)
-        again = windows_of(self.runner, sites[1], 1, window, call)
-
-        def part(place: int, left: Any, right: Any, of: Any, how: Call) -> Any:
-            mask = [k == place for k in range(3)]
-            groups = _groups(call.groups, left.shape, image.shape)
-            return aten.convolution_backward(of, left, right, sizes, *how._replace(groups=groups), mask)[
-                place
-            ]
-
-        def here(place: int, array: Any, windows: Windows | None) -> tuple[int, ...]:
-            """What a device makes: all of it where it has all there is."""
-            parts = windows is not None and sites[place] is not None
-            return self.shapes(f"{title}:{place}")[0] if parts else tuple(array.shape)
-
-        def of_image(of: Any, right: Any, *places: Any) -> Any:
-            shape = here(0, image, back)
-            of, how = _ready(back, of, call, places)
-            read = back.image_of(shape) if back else shape
-            made = part(0, of.new_empty(1).expand(read), right, of, how)
-            return back.own(made, shape) if back else made
-
-        def of_window(of: Any, left: Any, *places: Any) -> Any:
-            like = of.new_empty(1).expand(here(1, window, again))
-            left, how = _ready(again, left, call, places)
-            return part(1, left, like, of, how)
-
-        others = [d for d in range(gradient.ndim) if d != 1]
-        parts: tuple[tuple[Any, list[Any], Alone], ...] = (
-            (of_image, [gradient, window, *_places(back)], _alone(back)),
-            (of_window, [gradient, image, *_places(again)], _alone(again)),
-            (lambda of: of.sum(others), [gradient], "perhaps"),
-        )
-        return [self.run(f"{title}:{k}", *part) if wanted[k] else None for k, part in enumerate(parts)]
 
     def attention(self, title: str, node: Any, given: Sequence[Any], how: Mapping[str, Any]) -> Any:
         """The result; what stands for the sums of exponentials is not read."""
@@ -179,27 +120,6 @@ class Pieces:
         return [self.runner.positions(query.shape[-2], axes)] if axes else []
 
 
-def _alone(windows: Windows | None) -> Alone:
-    """Each device by itself, but where it would need more than its neighbours have."""
-    return "no" if windows is None else "yes"
-
-
-def _places(windows: Windows | None) -> list[Any]:
-    return [] if windows is None else windows.places()
-
-
-def _ready(windows: Windows | None, local: Any, call: Call, places: Sequence[Any]) -> tuple[Any, Call]:
-    """What a convolution reads on a device, and how: borders are there in place of padding."""
-    if windows is None or not places:
-        return local, call
-    return windows.extended(local, places), call.without_padding(windows.sides)
-
-
-def _groups(groups: int, here: Sequence[int], shape: Sequence[int]) -> int:
-    """Of a convolution, those whose channels a device has."""
-    return 1 if groups == 1 else groups * here[1] // shape[1]
-
-
 def _ends_here(ends: Any, rows: int, places: Sequence[Any]) -> Any:
     """Where groups end among the ``rows`` that a device has, of which ``places`` has the positions if not all."""
     return (ends - places[0][0]).clamp(0, rows).to(ends.dtype) if places else ends
@@ -249,8 +169,6 @@ KINDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "baddbmm": Pieces.affine,
         "attention": Pieces.attention,
         "attention_backward": Pieces.attention_backward,
-        "convolution": Pieces.convolution,
-        "convolution_backward": Pieces.convolution_backward,
         "_grouped_mm": Pieces.grouped,
         "transformers.grouped_mm_fallback": Pieces.grouped,
         "transformers.grouped_mm_fallback_backward": Pieces.grouped_backward,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from planner.errors import InputError
 from planner.tracing.applying.dtensor.arrays import Array
 from planner.tracing.applying.dtensor.bags import BAGS
+from planner.tracing.applying.dtensor.convolutions import CONVOLUTIONS
 from planner.tracing.applying.dtensor.forms import form_of
 from planner.tracing.applying.dtensor.graphs import (
     AGAIN,
@@ -32,6 +34,9 @@ from planner.tracing.program import Dims, Operation
 from planner.tracing.reading.from_torch import Reading
 from planner.tracing.reading.torch_calls import kind_of, leaves
 from planner.tracing.sharded import ShardedProgram, SharedCopy
+
+OWN = MappingProxyType({**BAGS, **CONVOLUTIONS})
+"""Operators that are run in a way of their own, by name."""
 
 BROKEN = (torch.OutOfMemoryError, torch.distributed.DistError)
 """What is no matter of how arrays lie."""
@@ -112,7 +117,7 @@ class Runner:
         """What an operator makes that is run in a way of its own; ``NotImplemented`` where it is not."""
         if kind in self.loops.kinds:
             return self.loops.run(title, node, env)
-        own = KINDS.get(kind) or BAGS.get(kind)
+        own = KINDS.get(kind) or OWN.get(kind)
         if own is None:
             return NotImplemented
         given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), env.__getitem__)
