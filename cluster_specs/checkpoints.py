@@ -13,8 +13,8 @@ from cluster_specs.record import Record
 Amount = Literal[
     "states",
     "weights",
-    "masters",
-    "moments",
+    "master_weights",
+    "optimizer",
     "reloaded",
     "written",
     "largest_shard",

@@ -223,6 +223,11 @@ class Parallelism(Given):
     """Share of the activations that is on the host where ``offload`` names them."""
 
     @property
+    def state_shards(self) -> int:
+        """Ranks over which optimizer states are sharded: with ZeRO 0 none shares them."""
+        return self.shard_degree if self.zero_stage else 1
+
+    @property
     def num_devices(self) -> int:
         """Devices that the plan uses."""
         if self.stages_differ:

@@ -10,12 +10,13 @@ from cluster_specs.catalog import what_if
 from cluster_specs.cluster import ClusterSpec, PriceKind
 from cluster_specs.errors import InputError
 from cluster_specs.record import Given, Record
+from cluster_specs.software import load_software
 from cluster_specs.units import Seconds
 from cost_models import economics as physics
 from cost_models import goodput
-from cost_models.memory import state_bytes
 from planner.analysis.questions import known
 from planner.evaluation.setting import trained_parameters
+from planner.evaluation.states import saved_bytes
 from planner.plans import Estimate, Job, Parallelism, Plan
 
 
@@ -204,7 +205,7 @@ def _failures(
     checkpoint = terms.checkpoint_s
     if checkpoint is None:
         bandwidth = goodput.default("storage_bandwidth") * _count(parts)
-        checkpoint = _checkpoint_bytes(parameters, job) / bandwidth
+        checkpoint = parameters * saved_bytes(job, load_software(job.stack)) / bandwidth
         notes.assumed["checkpoint_s"] = (
             f"{checkpoint:,.3g} s: all states written at once, {bandwidth / 1e9:,.3g} GB/s in all; "
             f"{goodput.source('storage_bandwidth')}"
@@ -219,14 +220,6 @@ def _failures(
     if terms.repair_s is None:
         notes.assumed["repair_s"] = "0 s: the provider replaces a failed node within the restart"
     return rates, goodput.Recovery(checkpoint, interval, restart), terms.repair_s or 0.0
-
-
-def _checkpoint_bytes(parameters: float, job: Job) -> float:
-    """Weights and optimizer states, without gradients [bytes]."""
-    states = state_bytes(
-        parameters, job.precision, job.optimizer, job.master_weights, job.grad_dtype, keeps_copy=False
-    )
-    return states.total - states.gradients
 
 
 _PRICE_FIELDS: Mapping[str, str] = {

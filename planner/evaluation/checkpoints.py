@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from cluster_specs.checkpoints import Amount, CheckpointWay, checkpoint_family
 from cluster_specs.record import Record
-from cost_models.memory import state_bytes
 from planner.evaluation.cuts import ranks_of
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.host import states_on_host
+from planner.evaluation.host import offloaded_states
 from planner.evaluation.memory import device_memory, model_states
 from planner.evaluation.setting import Setting
 from planner.evaluation.sites import Site
 from planner.evaluation.stages import StageCost
-from planner.evaluation.states import sharded_elements, stored_weight_bytes, weight_bytes
+from planner.evaluation.states import saved_bytes, sharded_elements, stored_weight_bytes, weight_bytes
+from planner.graph import Tensor
 from planner.plans import Parallelism, Plan
 from planner.sharding.mesh import Mesh
 
@@ -43,7 +43,7 @@ class Checkpoints(Record):
     """What a run's states take on disk, and each known way of saving and loading them."""
 
     written_bytes: float
-    """Weights, masters and optimizer states, each once."""
+    """Weights, master weights and optimizer states, each once."""
     ways: tuple[CheckpointCost, ...]
 
 
@@ -82,24 +82,20 @@ def _ranks(evaluator: Evaluator, plan: Parallelism) -> Iterator[_Rank]:
         yield _Rank(evaluator.setting, plan, mesh, [costs[s] for s in stages])
 
 
-def _saved_bytes(setting: Setting) -> float:
-    """Of one parameter: weights, masters and optimizer states."""
-    job, keeps = setting.job, setting.software.keeps_copy
-    states = state_bytes(
-        1, job.precision, job.optimizer, job.master_weights, job.grad_dtype, keeps_copy=keeps
-    )
-    return states.total - states.gradients
+def _largest(setting: Setting) -> tuple[Tensor | None, float]:
+    """The largest weight of the model, and its elements."""
+    graph = setting.graph
+    weights = ((t, graph.elements(t)) for block in graph.blocks for t in block.tensors if t.is_parameter)
+    return max(weights, key=lambda each: each[1], default=(None, 0.0))
 
 
 def _whole(setting: Setting) -> Mapping[str, float]:
     """Amounts of the whole model [bytes]."""
-    graph, stored = setting.graph, stored_weight_bytes(setting.job, setting.software)
-    weights = (tensor for block in graph.blocks for tensor in block.tensors if tensor.is_parameter)
-    largest = max(map(graph.elements, weights), default=0.0)
+    job, software = setting.job, setting.software
     return {
-        "largest": largest * stored,
-        "all_weights": setting.parameters * weight_bytes(setting.job),
-        "all_states": setting.parameters * _saved_bytes(setting),
+        "largest": _largest(setting)[1] * stored_weight_bytes(job, software),
+        "all_weights": setting.parameters * weight_bytes(job),
+        "all_states": setting.parameters * saved_bytes(job, software),
     }
 
 
@@ -109,18 +105,21 @@ def _amounts(rank: _Rank, offload: Collection[str], whole: Mapping[str, float]) 
     job, groups = setting.job, [g for stage in stages for g in stage.weights]
     states = model_states(groups, job, plan.model_copy(update={"offload": offload}), mesh, setting.software)
     elements = sum(g.elements for g in groups)
-    shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
+    largest, _ = _largest(setting)
+    # Tables and projections are split over tensor ranks, stacks of experts over expert ranks.
+    parts = plan.tensor * (plan.expert if largest is not None and "experts" in largest.dims else 1)
+    shard = sharded_elements(groups, mesh, plan.state_shards)
     once = sharded_elements(groups, mesh, plan.num_devices)
     weights = states["weights"] + states["master_weights"]
     return {
         **whole,
         "states": weights + states["optimizer"],
         "weights": weights,
-        "masters": states["master_weights"],
-        "moments": states["optimizer"],
+        "master_weights": states["master_weights"],
+        "optimizer": states["optimizer"],
         "reloaded": max(weights, states["optimizer"]),
-        "written": once * _saved_bytes(setting),
-        "largest_shard": whole["largest"] * shard / elements if elements else 0.0,
+        "written": once * saved_bytes(job, setting.software),
+        "largest_shard": whole["largest"] / parts * shard / elements if elements else 0.0,
     }
 
 
@@ -135,7 +134,7 @@ def _cost(
     for number, (rank, amounts, there) in enumerate(ranks):
         beside = _sum(way.device, there)
         device = _between_steps(rank) + beside
-        host = _on_host(rank) + _sum(way.host, amounts) + _sum(way.device, amounts) - beside
+        host = offloaded_states(*rank) + _sum(way.host, amounts) + _sum(way.device, amounts) - beside
         cluster = rank.setting.cluster
         node = min(cluster.devices_per_node, rank.plan.num_devices) * host
         node += _sum(way.first, amounts) if number == 0 else 0.0
@@ -164,11 +163,3 @@ def _between_steps(rank: _Rank) -> float:
     memory = device_memory(stages, 0.0, setting.job, plan, mesh, setting.software)
     outside = (memory.components.get(name, 0.0) for name in ("communicators", "framework"))
     return sum(memory.resident.values()) + sum(outside)
-
-
-def _on_host(rank: _Rank) -> float:
-    """What of a device's states is offloaded [bytes]."""
-    setting, plan, mesh, stages = rank
-    shard = plan.shard_degree if plan.zero_stage else 1
-    elements = sharded_elements([g for stage in stages for g in stage.weights], mesh, shard)
-    return states_on_host(elements, setting.job, setting.software, plan.offload)

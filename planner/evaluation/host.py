@@ -56,7 +56,7 @@ def with_copies(
     bandwidth = setting.cluster.device.host_bandwidth
     if "weights" not in plan.offload or bandwidth is None:
         return sync
-    shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
+    shard = sharded_elements(groups, mesh, plan.state_shards)
     job, software = setting.job, setting.software
     return sync._replace(
         fetch=shard * stored_weight_bytes(job, software) / bandwidth,
@@ -96,6 +96,12 @@ def states_on_host(elements: float, job: Job, software: SoftwareSpec, offload: C
     return held
 
 
+def offloaded_states(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Iterable[StageCost]) -> float:
+    """What the host has of the states of one device that runs ``stages`` [bytes]."""
+    elements = sharded_elements([g for stage in stages for g in stage.weights], mesh, plan.state_shards)
+    return states_on_host(elements, setting.job, setting.software, plan.offload)
+
+
 class HostMemory(NamedTuple):
     """Of the node that is nearest to its limit [bytes]."""
 
@@ -116,11 +122,7 @@ def host_memory(
     cluster, limit = setting.cluster, setting.cluster.host.memory
     if not plan.offload:
         return HostMemory(0.0, limit)
-    shard = plan.shard_degree if plan.zero_stage else 1
     share = plan.offload_share if "activations" in plan.offload else 0.0
-    fullest = 0.0
-    for stages, activations in ranks:
-        elements = sharded_elements([g for stage in stages for g in stage.weights], mesh, shard)
-        states = states_on_host(elements, setting.job, setting.software, plan.offload)
-        fullest = max(fullest, states + share * activations)
+    held = (offloaded_states(setting, plan, mesh, stages) + share * kept for stages, kept in ranks)
+    fullest = max(held, default=0.0)
     return HostMemory(min(cluster.devices_per_node, plan.num_devices) * fullest, limit)

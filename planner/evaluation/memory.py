@@ -76,7 +76,7 @@ def model_states(
     """Weights, master weights, gradients and optimizer states of one device, by component [bytes]."""
     groups = tuple(weights)
     whole = sum(g.elements for g in groups)
-    shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
+    shard = sharded_elements(groups, mesh, plan.state_shards)
     return states_of(whole, max(1.0, whole / shard) if shard else 1.0, job, plan, software)
 
 
@@ -291,7 +291,7 @@ def passing_moments(rank: Rank, mesh: Mesh, room: float = math.inf) -> tuple[Mom
     """What there is beside resident states, which leave ``room``, at each moment, in turn [bytes]."""
     plan, software = rank.plan, rank.software
     groups = [g for stage in rank.stages for g in stage.weights]
-    shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
+    shard = sharded_elements(groups, mesh, plan.state_shards)
     stored = rank.elements if lie_whole(plan, software) else shard
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else weight_bytes(rank.job)
     elsewhere = optimizer_rule(rank.job.optimizer).in_place or "optimizer" in plan.offload

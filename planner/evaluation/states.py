@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
+from cost_models.memory import state_bytes
 from cost_models.roofline import element_bytes
 from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.plans import Job, Parallelism
@@ -42,6 +43,19 @@ def stored_weight_bytes(job: Job, software: SoftwareSpec) -> float:
     """Bytes per weight between steps: the training type, or masters that are cast where they are read."""
     masters = job.master_weights and not software.keeps_copy
     return DTYPE_BYTES["fp32"] if masters else weight_bytes(job)
+
+
+def saved_bytes(job: Job, software: SoftwareSpec) -> float:
+    """Bytes of a parameter in a checkpoint: its weight, master weight and optimizer states, whichever the stack has."""
+    states = state_bytes(
+        1,
+        job.precision,
+        job.optimizer,
+        job.master_weights,
+        job.grad_dtype,
+        keeps_copy=software.keeps_copy,
+    )
+    return states.total - states.gradients
 
 
 def gradient_bytes(job: Job) -> float:

@@ -158,7 +158,7 @@ def sync_of(
     """
     total = Sync()
     for group in groups:
-        shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
+        shards = shards_of(group, mesh, plan.state_shards)
         weights, gradients = wire.gathered(group), group.elements * wire.gradients
         phases = [("all_gather", weights, shards.inner, "gather")]
         if whole:

@@ -185,7 +185,7 @@ def state_mesh(plan: Parallelism) -> DataMesh:
     As `planner.sharding.mesh.Mesh.inner_outer` cuts them. Raises ``InputError`` where the degrees contradict each
     other.
     """
-    degree = plan.shard_degree if plan.zero_stage else 1
+    degree = plan.state_shards
     experts, rest = plan.axes["expert"], plan.axes["data"]
     context = math.gcd(degree, plan.context)
     expert = math.gcd(degree // context, experts)
@@ -209,7 +209,7 @@ def data_mesh(plan: Parallelism) -> DataMesh:
 
     Raises ``Unsupported`` where the sharding group cuts such a group, else as `state_mesh`.
     """
-    degree, nearest = plan.shard_degree if plan.zero_stage else 1, plan.context * plan.axes["expert"]
+    degree, nearest = plan.state_shards, plan.context * plan.axes["expert"]
     if degree > 1 and degree % nearest:
         raise Unsupported(
             f"states sharded over {degree} ranks cut groups of {nearest} context- and expert-parallel ranks; "

@@ -206,7 +206,7 @@ class PerWeight(NamedTuple):
 
 def held_per_weight(plan: Parallelism, job: Job, software: SoftwareSpec) -> PerWeight:
     """As it says."""
-    states = states_of(1.0, plan.shard_degree if plan.zero_stage else 1.0, job, plan, software)
+    states = states_of(1.0, plan.state_shards, job, plan, software)
     return PerWeight(*(held_in_backward(states, 1.0, job, plan, software, late) for late in (0.0, 1.0)))
 
 
