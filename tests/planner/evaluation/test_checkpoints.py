@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from cluster_specs.units import GIB
-from planner import load_cluster
+from cost_models.goodput import default
+from planner import economics, load_cluster
+from planner.evaluation import evaluate
 from planner.evaluation.checkpoints import CheckpointCost, Checkpoints, checkpoints
 from planner.models.adapters import Adapter
 from planner.models.catalog import load_model
@@ -102,6 +104,17 @@ def test_states_are_written_once_whoever_shares_them(stack: str, plan: Paralleli
     keeps_copy = 2 if stack != "torch-fsdp2" else 0
     assert found.written_bytes == pytest.approx(load_model("llama-3.1-8b").parameters * (12 + keeps_copy))
     assert all(cost.fits for cost in found.ways if "whole" not in cost.way)
+
+
+@pytest.mark.parametrize(("stack", "plan"), [("torch-fsdp2", SHARDED), ("megatron", STAGED)])
+def test_goodput_counts_the_same_states(stack: str, plan: Parallelism) -> None:
+    described = planned(stack, plan)
+    found = checkpoints(described)
+    assert found is not None
+    estimate = evaluate(described)
+    spent = economics(described.model_copy(update={"estimate": estimate}))
+    seconds = found.written_bytes / (default("storage_bandwidth") * 32)
+    assert spent.assumed["checkpoint_s"].startswith(f"{seconds:,.3g} s: all states")
 
 
 def test_what_hosts_lack_is_said() -> None:
