@@ -62,6 +62,16 @@ def apart(sharded: ShardedProgram, found: dict[str, Any]) -> list[str]:
     return [d.operator for d in differences(sharded.collectives, uses)]
 
 
+def runs_as_planned(tmp_path: Path, name: str, mesh: dict[str, int], limit: float = 1e-5) -> ShardedProgram:
+    """The plan of a module that makes one device's numbers and exchanges what is priced."""
+    sharded = sharded_of(name, mesh)
+    found = checked(tmp_path, sharded, name)
+    assert found["alike"] == {}
+    assert max(o["error"] for o in found["outputs"]) < limit
+    assert apart(sharded, found) == []
+    return sharded
+
+
 CASES = {
     "a language model": ("two_blocks", {"data": 2, "model": 4}, 3),
     "on three axes": ("two_blocks", {"a": 2, "b": 2, "c": 2}, 3),
@@ -75,11 +85,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_module_makes_the_same_numbers_and_exchanges_what_is_priced(tmp_path: Path, case: str) -> None:
     name, mesh, exchanges = CASES[case]
-    sharded = sharded_of(name, mesh)
-    found = checked(tmp_path, sharded, name)
-    assert found["alike"] == {}
-    assert max(o["error"] for o in found["outputs"]) < 1e-4
-    assert apart(sharded, found) == []
+    sharded = runs_as_planned(tmp_path, name, mesh, 1e-4)
     assert len(sharded.collectives) >= exchanges
 
 
@@ -87,22 +93,14 @@ def test_a_module_makes_the_same_numbers_and_exchanges_what_is_priced(tmp_path: 
 @pytest.mark.parametrize("name", ["large", "signal"])
 def test_neighbours_exchange_what_windows_reach_over(tmp_path: Path, name: str, mesh: dict[str, int]) -> None:
     """Of an image in parts, forward and backward: strides, groups, patches that begin before it."""
-    sharded = sharded_of(name, mesh)
-    found = checked(tmp_path, sharded, name)
-    assert found["alike"] == {}
-    assert max(o["error"] for o in found["outputs"]) < 1e-5
-    assert apart(sharded, found) == []
+    sharded = runs_as_planned(tmp_path, name, mesh)
     sent = {use.operator for use in sharded.collectives if use.collective == "send"}
     assert {"convolution.product", "convolution_backward:0", "convolution_backward_1:1"} <= sent
     assert sum("backward" in operator for operator in sent) >= 2
 
 
 def test_channels_are_split_where_parts_would_be_shorter_than_their_borders(tmp_path: Path) -> None:
-    sharded = sharded_of("short_signal", {"data": 2, "model": 4})
-    found = checked(tmp_path, sharded, "short_signal")
-    assert found["alike"] == {}
-    assert max(o["error"] for o in found["outputs"]) < 1e-5
-    assert apart(sharded, found) == []
+    runs_as_planned(tmp_path, "short_signal", {"data": 2, "model": 4})
 
 
 def test_what_is_recomputed_is_run_a_second_time(tmp_path: Path) -> None:
@@ -200,14 +198,10 @@ def test_another_module_than_was_planned_is_refused(tmp_path: Path) -> None:
 )
 def test_rows_are_added_up_by_bag(tmp_path: Path, name: str, mesh: dict[str, int], split: str) -> None:
     """Means and weighed sums, where bags or where rows of the table are split."""
-    sharded = sharded_of(name, mesh)
+    sharded = runs_as_planned(tmp_path, name, mesh)
     read = next(op for op in sharded.program.operations if op.name == "_embedding_bag:0")
     own = {"bags": read.writes[0][0], "rows": read.reads[0][0]}[split]
     assert set(next(s for s in sharded.operators if s.name == read.name).split.values()) == set(own)
-    found = checked(tmp_path, sharded, name)
-    assert found["alike"] == {}
-    assert max(o["error"] for o in found["outputs"]) < 1e-5
-    assert apart(sharded, found) == []
 
 
 def test_places_of_rows_are_gathered_where_bags_begin_anywhere(tmp_path: Path) -> None:
@@ -233,11 +227,7 @@ RECURRENT = [
 @pytest.mark.parametrize(("name", "mesh"), RECURRENT, ids=[f"{n} on {len(m)}" for n, m in RECURRENT])
 def test_recurrent_layers_run_step_after_step(tmp_path: Path, name: str, mesh: dict[str, int]) -> None:
     """Forward and backward; what each step exchanges is counted as often as there are steps."""
-    sharded = sharded_of(name, mesh)
-    found = checked(tmp_path, sharded, name)
-    assert found["alike"] == {}
-    assert max(o["error"] for o in found["outputs"]) < 1e-5
-    assert apart(sharded, found) == []
+    sharded = runs_as_planned(tmp_path, name, mesh)
     assert any("steps" in use.operator for use in sharded.collectives)
 
 
