@@ -17,7 +17,7 @@ from planner.evaluation.setting import Setting
 from planner.evaluation.sites import Site
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import saved_bytes, sharded_elements, stored_weight_bytes, weight_bytes
-from planner.graph import Tensor
+from planner.graph import Graph, Tensor
 from planner.plans import Parallelism, Plan
 from planner.sharding.mesh import Mesh
 
@@ -56,15 +56,33 @@ class _Rank(NamedTuple):
     stages: Sequence[StageCost]
 
 
+class _Sized(NamedTuple):
+    """A rank with its amounts [bytes]."""
+
+    rank: _Rank
+    amounts: Mapping[str, float]
+    """Of one device, wherever they lie, and of the whole model."""
+    there: Mapping[str, float]
+    """The same without what is offloaded."""
+
+
 def checkpoints(plan: Plan) -> Checkpoints | None:
     """Of ``plan``; None where adapters are trained, or nothing is known of how its stack saves."""
     evaluator = Evaluator(plan.model, plan.cluster, plan.job)
     family = checkpoint_family(evaluator.setting.software.name)
-    if family is None or plan.job.adapter is not None:
+    if family is None or plan.job.adapter is not None or not evaluator.setting.parameters:
         return None
     ranks = tuple(_ranks(evaluator, plan.plan))
-    whole = _whole(evaluator.setting)
-    sizes = [(r, _amounts(r, (), whole), _amounts(r, r.plan.offload, whole)) for r in ranks]
+    largest = _largest(evaluator.setting.graph)
+    whole = _whole(evaluator.setting, largest)
+    sizes = [
+        _Sized(
+            rank,
+            _amounts(rank, (), whole, largest),
+            _amounts(rank, rank.plan.offload, whole, largest),
+        )
+        for rank in ranks
+    ]
     ways = tuple(_cost(way, sizes) for way in family.ways)
     return Checkpoints(written_bytes=whole["all_states"], ways=ways)
 
@@ -82,32 +100,32 @@ def _ranks(evaluator: Evaluator, plan: Parallelism) -> Iterator[_Rank]:
         yield _Rank(evaluator.setting, plan, mesh, [costs[s] for s in stages])
 
 
-def _largest(setting: Setting) -> tuple[Tensor | None, float]:
-    """The largest weight of the model, and its elements."""
-    graph = setting.graph
-    weights = ((t, graph.elements(t)) for block in graph.blocks for t in block.tensors if t.is_parameter)
-    return max(weights, key=lambda each: each[1], default=(None, 0.0))
+def _largest(graph: Graph) -> Tensor:
+    """The weight with most elements."""
+    weights = (t for block in graph.blocks for t in block.tensors if t.is_parameter)
+    return max(weights, key=graph.elements)
 
 
-def _whole(setting: Setting) -> Mapping[str, float]:
+def _whole(setting: Setting, largest: Tensor) -> Mapping[str, float]:
     """Amounts of the whole model [bytes]."""
     job, software = setting.job, setting.software
     return {
-        "largest": _largest(setting)[1] * stored_weight_bytes(job, software),
+        "largest": setting.graph.elements(largest) * stored_weight_bytes(job, software),
         "all_weights": setting.parameters * weight_bytes(job),
         "all_states": setting.parameters * saved_bytes(job, software),
     }
 
 
-def _amounts(rank: _Rank, offload: Collection[str], whole: Mapping[str, float]) -> Mapping[str, float]:
+def _amounts(
+    rank: _Rank, offload: Collection[str], whole: Mapping[str, float], largest: Tensor
+) -> Mapping[str, float]:
     """Amounts of one device of ``rank``, but of what is offloaded, and of the whole model [bytes]."""
     setting, plan, mesh, stages = rank
     job, groups = setting.job, [g for stage in stages for g in stage.weights]
     states = model_states(groups, job, plan.model_copy(update={"offload": offload}), mesh, setting.software)
     elements = sum(g.elements for g in groups)
-    largest, _ = _largest(setting)
     # Tables and projections are split over tensor ranks, stacks of experts over expert ranks.
-    parts = plan.tensor * (plan.expert if largest is not None and "experts" in largest.dims else 1)
+    parts = plan.tensor * (plan.expert if "experts" in largest.dims else 1)
     shard = sharded_elements(groups, mesh, plan.state_shards)
     once = sharded_elements(groups, mesh, plan.num_devices)
     weights = states["weights"] + states["master_weights"]
@@ -123,15 +141,10 @@ def _amounts(rank: _Rank, offload: Collection[str], whole: Mapping[str, float]) 
     }
 
 
-def _cost(
-    way: CheckpointWay, ranks: Sequence[tuple[_Rank, Mapping[str, float], Mapping[str, float]]]
-) -> CheckpointCost:
-    """Of the fullest device, and of the fullest node: the first one's where the first rank has more.
-
-    Ranks come with the amounts of all that is theirs, and of what is on their devices.
-    """
+def _cost(way: CheckpointWay, sizes: Sequence[_Sized]) -> CheckpointCost:
+    """Of the fullest device, and of the fullest node: the first one's where the first rank has more."""
     devices, hosts, fits = [], [], True
-    for number, (rank, amounts, there) in enumerate(ranks):
+    for number, (rank, amounts, there) in enumerate(sizes):
         beside = _sum(way.device, there)
         device = _between_steps(rank) + beside
         host = offloaded_states(*rank) + _sum(way.host, amounts) + _sum(way.device, amounts) - beside
