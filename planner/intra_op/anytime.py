@@ -7,12 +7,12 @@ Every choice below the best known cost is in the proof, so the smaller of that c
 is a bound of the whole.
 """
 
-import time
 from collections.abc import Mapping
 
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
+from planner.intra_op import clock
 from planner.intra_op.answers import NOTHING, NetworkAnswer, Stopped
 from planner.intra_op.ascent import LEAST_GAIN, PRICES_PER_LOOK, SETTLING, aim, kept_length
 from planner.intra_op.bounds import Bound
@@ -94,11 +94,11 @@ def solve_network(
     try:
         if below == np.inf:
             first = _first_answer(network, deadline)
-        now = time.monotonic()
+        now = clock.now()
         if first.cost < np.inf and now > deadline:
             return first
         shrink(network, now + REDUCING * (deadline - now))
-        if first.cost < np.inf and time.monotonic() > deadline:
+        if first.cost < np.inf and clock.now() > deadline:
             return first
         solver = _Anytime(network, deadline, below, prices or {})
         solver.run()
@@ -186,9 +186,9 @@ class _Anytime:
         for _ in range(SETTLING if self.relaxation.known_prices else 1):
             self.relaxation.sweep()
         self._prove_by(self.relaxation.bound())
-        start = time.monotonic()
+        start = clock.now()
         self._consider(greedy(self.relaxation))
-        self.looking = time.monotonic() - start
+        self.looking = clock.now() - start
         if self.found is None:
             self._consider(frugal(Relaxation(self.proof, {}), self.deadline))
 
@@ -198,26 +198,26 @@ class _Anytime:
         return self.below if self.found is None else min(self.found.cost, self.below)
 
     def _open(self) -> bool:
-        return self.lower_bound <= self.cutoff - 1 and time.monotonic() < self.deadline
+        return self.lower_bound <= self.cutoff - 1 and clock.now() < self.deadline
 
     def _apart(self, share: float) -> bool:
         """Whether the gap is at least this share of the best choice."""
         return self.cutoff - self.lower_bound >= share * abs(self.cutoff)
 
     def _time_for(self, looks: float) -> bool:
-        return self.deadline - time.monotonic() > looks * self.looking
+        return self.deadline - clock.now() > looks * self.looking
 
     def _soon(self, share: float) -> float:
-        now = time.monotonic()
+        now = clock.now()
         return now + share * (self.deadline - now)
 
     def _relax(self, deadline: float) -> bool:
         """Better messages and prices, as long as they close the gap fast enough; whether they no longer do."""
         gaining = True
         deadline -= self.looking
-        while self._open() and time.monotonic() < deadline and gaining:
-            before, start, done = self.relaxation.value(), time.monotonic(), 0
-            while done < PRICES_PER_LOOK and time.monotonic() <= deadline:
+        while self._open() and clock.now() < deadline and gaining:
+            before, start, done = self.relaxation.value(), clock.now(), 0
+            while done < PRICES_PER_LOOK and clock.now() <= deadline:
                 value = self.relaxation.value()
                 self.relaxation.reprice(value, aim(value, self.cutoff))
                 self.relaxation.press_on()
@@ -227,9 +227,9 @@ class _Anytime:
             closed = CLOSING * min(gap, UNSETTLED * abs(self.cutoff)) if np.isfinite(gap) else 0.0
             least = max(closed, LEAST_GAIN * abs(before)) * done / PRICES_PER_LOOK
             gaining = self.relaxation.best > before + least
-            if gap <= NARROWER * self.looked_at or not gaining or time.monotonic() > deadline:
+            if gap <= NARROWER * self.looked_at or not gaining or clock.now() > deadline:
                 value, cutoff = self.relaxation.value(), self.cutoff
-                self._look(2 * time.monotonic() - start)
+                self._look(2 * clock.now() - start)
                 self.relaxation.step = kept_length(self.relaxation.step, value, cutoff, self.cutoff)
                 self.looked_at = self.cutoff - self.lower_bound
         self.relaxation.return_to_best()
@@ -243,10 +243,10 @@ class _Anytime:
 
     def _look(self, deadline: float) -> None:
         """A choice read off the messages, if it is better than what we have."""
-        start = time.monotonic()
+        start = clock.now()
         found = read_off(self.relaxation, min(deadline, self.deadline))
         self._consider(found if found or self.found else greedy(self.relaxation))
-        took = time.monotonic() - start
+        took = clock.now() - start
         self.looking = took if start + took < deadline else max(took, self.looking)
 
     def _consider(self, found: Found | None) -> None:

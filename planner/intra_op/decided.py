@@ -7,13 +7,13 @@ Source: Danna, Rothberg and Le Pape, "Exploring relaxation induced neighborhoods
 Programming 102 (2005), for parts that a relaxation points to.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
+from planner.intra_op import clock
 from planner.intra_op.answers import NOTHING, NetworkAnswer, Stopped
 from planner.intra_op.hubs import Decided, climb, rise
 from planner.intra_op.messages import Relaxation
@@ -62,7 +62,7 @@ def _solve_near(
     rise(relaxation, SWEEPS)
     value, margins = relaxation.bound()
     kept = {v: np.flatnonzero(margin <= SLACK * abs(value)) for v, margin in margins.items()}
-    now = time.monotonic()
+    now = clock.now()
     try:
         answer = solve(part.narrowed(kept), now + FIRST * (deadline - now), below, relaxation.known_prices)
     except Stopped as stop:

@@ -4,10 +4,9 @@ Whatever the reductions and all that follows then take, there is an answer. It i
 where that fits nowhere, by prices that put memory first.
 """
 
-import time
-
 import numpy as np
 
+from planner.intra_op import clock
 from planner.intra_op.forward_checking import look_ahead
 from planner.intra_op.liveness import settle
 from planner.intra_op.messages import MARGIN, Relaxation
@@ -31,7 +30,7 @@ def first_choice(network: Network, deadline: float) -> tuple[Found | None, float
     start = relaxation.snapshot()
     relaxation.sweep()
     value = relaxation.value()
-    found = greedy(relaxation, deadline) if time.monotonic() < deadline else None
+    found = greedy(relaxation, deadline) if clock.now() < deadline else None
     if found is None:
         relaxation.restore(start)
         found = frugal(relaxation, deadline)
@@ -48,7 +47,7 @@ def frugal(relaxation: Relaxation, deadline: float) -> Found | None:
     dear = DEAR_MEMORY * _largest_cost(network) / float(network.capacity.max(initial=1.0))
     relaxation.restore(relaxation.snapshot()._replace(prices=np.full(network.rows.size, dear)))
     relaxation.sweep()
-    if time.monotonic() > deadline:
+    if clock.now() > deadline:
         return look_ahead(relaxation) or greedy(relaxation)
     return greedy(relaxation, deadline) or look_ahead(relaxation)
 

@@ -28,7 +28,7 @@ def look_ahead(relaxation: Relaxation) -> Found | None:
     network = relaxation.network
     domains = _Domains(network)
     choice: Positions = {}
-    for v in relaxation.order:
+    for v in sorted(network.nodes):
         scores = np.where(domains.left[v], relaxation.scores(v, choice), np.inf)
         cheapest = (int(s) for s in np.argsort(scores, kind="stable") if scores[s] < np.inf)
         taken = next((s for s in cheapest if domains.take(v, s)), None)

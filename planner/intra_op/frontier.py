@@ -9,12 +9,12 @@ Where messages have moved costs so that the sum of all that is least, the bound,
 Source: Morin and Marsten, "Branch-and-bound strategies for dynamic programming", Operations Research 24 (1976).
 """
 
-import time
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.intra_op import clock
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
 
@@ -28,6 +28,9 @@ STARTS = 2
 
 LARGEST_BATCH = 2**20
 """Entries of the largest temporary array."""
+
+PER_STEP, PER_STATE = 2e-4, 2e-8
+"""About what one more node takes, and each of its strategies with each state [s]."""
 
 LARGEST_KEY = 2**62
 """Of the number that stands for what a state takes."""
@@ -74,7 +77,7 @@ def cheapest(
         steps.append(step)
         if not states.cost.size:
             return None, proven
-        if time.monotonic() > deadline:
+        if clock.now() > deadline:
             return None, False
     choice, state = {}, 0
     for node, before, strategy in reversed(steps):
@@ -153,6 +156,7 @@ def _extended(network: Network, states: States, v: int, slack: float) -> tuple[N
             table, taken = network.tables[u][v], states.taken[:, k]
             costs -= table.min()
             near.append((table, network.rows_of(u, v, taken), network.rows_of(v, u, every)))
+    clock.work(PER_STEP + PER_STATE * states.cost.size * costs.size)
     size = max(1, LARGEST_BATCH // costs.size)
     found = []
     for first in range(0, states.cost.size, size):

@@ -6,12 +6,12 @@ little above the bound either proves a better bound or finds the optimum, and fa
 choice known allows: the guess takes its place, and is raised as long as nothing lies below it.
 """
 
-import time
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.errors import Infeasible
+from planner.intra_op import clock
 from planner.intra_op.local_polytope import Positions, solve_program
 from planner.intra_op.messages import MARGIN, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch
@@ -53,7 +53,7 @@ def narrow(relaxation: Relaxation, cost: float, deadline: float) -> Relaxation:
     """
     network = relaxation.network
     dropped = 1.0
-    while dropped > LEAST_DROPPED and network.nodes and time.monotonic() < deadline:
+    while dropped > LEAST_DROPPED and network.nodes and clock.now() < deadline:
         prices, size = relaxation.known_prices, network.size
         relaxation.absorb()
         relaxation.fix(cost)
@@ -61,7 +61,7 @@ def narrow(relaxation: Relaxation, cost: float, deadline: float) -> Relaxation:
         shrink(network, deadline if dropped > LEAST_DROPPED else -np.inf)
         relaxation = Relaxation(network, prices, {})
         relaxation.sweep()
-        for _ in range(STEPS if time.monotonic() < deadline else 0):
+        for _ in range(STEPS if clock.now() < deadline else 0):
             value = relaxation.value()
             relaxation.reprice(value, max(cost, value))
             relaxation.press_on()
@@ -97,6 +97,6 @@ def _searched(relaxation: Relaxation, deadline: float) -> Found | None:
     if found is None:
         return None
     search = NeighbourhoodSearch(relaxation.network, found, relaxation.known_prices)
-    now = time.monotonic()
+    now = clock.now()
     search.improve(now + SEARCHING * (deadline - now), PATIENCE)
     return search.found

@@ -15,12 +15,12 @@ Benichou et al., "Experiments in mixed-integer linear programming", Mathematical
 
 import heapq
 import itertools
-import time
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from planner.intra_op import clock
 from planner.intra_op.bounds import State
 from planner.intra_op.hubs import FAR, climb, dive, lead, rise
 from planner.intra_op.local_polytope import WHOLE
@@ -219,7 +219,7 @@ class HubTree:
         return bound
 
     def _in_time(self) -> bool:
-        return time.monotonic() < self.deadline
+        return clock.now() < self.deadline
 
     def _set(self, kept: Kept, state: State) -> None:
         self.relaxation.hold(kept)

@@ -8,12 +8,12 @@ bound of a network whose hubs are decided is about what its best choice costs.
 Source: Koller and Friedman, Probabilistic Graphical Models (2009), section 9.5, for conditioning on a cutset.
 """
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from planner.intra_op import clock
 from planner.intra_op.ascent import LEAST_GAIN
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network
@@ -87,7 +87,7 @@ def _settle(relaxation: Relaxation, enough: float, deadline: float) -> None:
         climb(relaxation, LAST_STEPS)
         rise(relaxation, LAST_SWEEPS)
         value = relaxation.value()
-        gaining = value - before > LEAST_GAIN * abs(value) and time.monotonic() < deadline
+        gaining = value - before > LEAST_GAIN * abs(value) and clock.now() < deadline
 
 
 def _alone(choice: Mapping[int, int]) -> dict[int, tuple[int]]:
@@ -113,7 +113,7 @@ def rise(relaxation: Relaxation, sweeps: int, enough: float = np.inf, deadline: 
     """Raise the bound by so many sweeps, or until it is more than ``enough`` or the clock says ``deadline``."""
     for _ in range(sweeps):
         relaxation.press_on()
-        if relaxation.note_best() > enough or time.monotonic() > deadline:
+        if relaxation.note_best() > enough or clock.now() > deadline:
             break
     relaxation.keep_best()
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from planner.intra_op import clock
 from planner.intra_op.compact import Compact
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
@@ -20,6 +21,10 @@ from planner.intra_op.tables import Classes, Edge, Numbers, Tables, together
 
 LARGE = 8192
 """Entries from which on tables are not put side by side: edges that share one then read it from the nearest cache."""
+
+PER_STEP, PER_ENTRY, PASSES_TO_LAY_OUT = 1.2e-5, 1.2e-9, 15
+"""About what a pass of messages takes at each level and each group of edges, and for each entry of their tables [s];
+and how many of them take as long as laying everything out."""
 
 
 class Slots(NamedTuple):
@@ -130,6 +135,11 @@ class Layout:
         for level in self.levels:
             self.is_behind[level.backward.messages] = True
         self.pieces = Pieces(network, dict(zip(self.nodes, self.first.tolist(), strict=False)))
+        groups = [tables for level in self.levels for tables in (*level.behind, *level.ahead)]
+        entries = sum(tables.costs.size for tables in groups)
+        self.pass_seconds = PER_STEP * (len(self.levels) + len(groups)) + PER_ENTRY * entries
+        """About what one pass of messages takes."""
+        clock.work(PASSES_TO_LAY_OUT * self.pass_seconds)
 
     def strategies(self, v: int) -> slice:
         """Places of a node's strategies."""

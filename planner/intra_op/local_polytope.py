@@ -19,7 +19,6 @@ Dantzig, Fulkerson and Johnson, "Solution of a large-scale traveling-salesman pr
 (1954).
 """
 
-import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.highs import RowProgram, loaded, run
+from planner.intra_op import clock
 from planner.intra_op.liveness import demand, violated
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network
@@ -53,6 +53,17 @@ LEAST_DROPPED = 0.3
 
 PUNCTUALITY = 0.9
 """Share of the time left that the solver is told, since it looks at its clock only now and then."""
+
+PER_NODE, PER_COLUMN = 5e-4, 2e-5
+"""About what a branch of the integer program takes, and for each of its columns [s]."""
+
+PER_PIVOT = 2e-8, 5e-8
+"""About what an iteration takes for each column, of the relaxation and of the integer program with its cuts [s]."""
+
+FIRST_PIVOTS = 100
+"""Iterations that take as long as the solver needs to begin."""
+
+UNLIMITED = 2**31 - 1
 
 MAX_ROWS_AT_ONCE = 30
 
@@ -160,14 +171,32 @@ class LocalPolytope:
                 total += bytes_
         return total
 
-    def run(self, seconds: float, *, integral: bool) -> Any:
+    def run(self, deadline: float, *, integral: bool) -> Any:
         """Solve with the rows so far; the status."""
         kind = highspy.HighsVarType.kInteger if integral else highspy.HighsVarType.kContinuous
         columns = np.arange(self.num_binary, dtype=np.int32)
         self.solver.changeColsIntegrality(self.num_binary, columns, np.full(self.num_binary, kind))
-        self.solver.setOptionValue("time_limit", self.solver.getRunTime() + PUNCTUALITY * seconds)
+        self.solver.setOptionValue("presolve", "off" if integral else "choose")
+        self._limit(deadline, integral=integral)
         run(self.solver)
+        self._count(integral=integral)
         return self.solver.getModelStatus()
+
+    def _limit(self, deadline: float, *, integral: bool) -> None:
+        """Let the solver end about then: by its own count of nodes or iterations, and by the wall."""
+        left, columns = max(deadline - clock.now(), 0.0), self.solver.getNumCol()
+        nodes = 1 + left / (PER_NODE + columns * PER_COLUMN)
+        pivots = UNLIMITED if integral else 1 + left / (columns * PER_PIVOT[integral])
+        time_limit = self.solver.getRunTime() + PUNCTUALITY * clock.wall_left(deadline)
+        self.solver.setOptionValue("time_limit", time_limit)
+        self.solver.setOptionValue("mip_max_nodes", int(min(nodes, UNLIMITED)))
+        self.solver.setOptionValue("simplex_iteration_limit", int(min(pivots, UNLIMITED)))
+
+    def _count(self, *, integral: bool) -> None:
+        """Count what the solver did."""
+        info, columns = self.solver.getInfo(), self.solver.getNumCol()
+        pivots = FIRST_PIVOTS + max(info.simplex_iteration_count, 0) + max(info.ipm_iteration_count, 0)
+        clock.work(columns * pivots * PER_PIVOT[integral])
 
     def weights(self) -> dict[int, Array]:
         """How much of each strategy the last answer takes, by node."""
@@ -249,8 +278,8 @@ def _answers(program: LocalPolytope, deadline: float, *, integral: bool) -> Iter
     """Answers of the program, each after the rows that the last one violated were added."""
     status_of = highspy.HighsModelStatus
     network = program.network
-    while (left := deadline - time.monotonic()) > 0:
-        status = program.run(left, integral=integral)
+    while clock.now() < deadline:
+        status = program.run(deadline, integral=integral)
         if status == status_of.kInfeasible:
             yield ProgramAnswer(None, np.inf)
             return

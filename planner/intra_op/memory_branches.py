@@ -15,7 +15,6 @@ Achterberg, Koch and Martin, "Branching rules revisited", Operations Research Le
 
 import heapq
 import itertools
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.errors import Infeasible
+from planner.intra_op import clock
 from planner.intra_op.answers import NOTHING, NetworkAnswer
 from planner.intra_op.ascent import FURTHEST, LEAST_GAIN, PRICES_PER_LOOK, SETTLING, aim
 from planner.intra_op.guessing import narrow
@@ -100,7 +100,7 @@ class MemoryTree:
         It costs ``inf`` where there is none, or none was found; the bound says which.
         """
         self.cutoff, self.deadline = min(self.cutoff, below), deadline
-        while self.bound <= self.cutoff - WHOLE and time.monotonic() < deadline:
+        while self.bound <= self.cutoff - WHOLE and clock.now() < deadline:
             self._explore()
         return replace(self.best, lower_bound=min(self.bound, self.cutoff))
 
@@ -141,7 +141,7 @@ class MemoryTree:
         self._learn(branch.origin, bound)
         if bound > self.cutoff - WHOLE:
             return
-        if time.monotonic() > self.deadline:
+        if clock.now() > self.deadline:
             self.add(bound, branch.network, relaxation.known_prices)
             return
         if self.cutoff < np.inf:
@@ -207,11 +207,11 @@ class MemoryTree:
         for _ in range(SETTLING):
             relaxation.sweep()
         before, gaining = -np.inf, True
-        while gaining and time.monotonic() < self.deadline:
+        while gaining and clock.now() < self.deadline:
             for _ in range(PRICES_PER_LOOK):
                 self._reprice(relaxation)
                 relaxation.press_on()
-                if time.monotonic() > self.deadline:
+                if clock.now() > self.deadline:
                     break
             gaining = before + LEAST_GAIN * abs(before) < relaxation.best < self.cutoff
             before = relaxation.best

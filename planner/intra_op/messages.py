@@ -25,6 +25,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from planner.intra_op import clock
 from planner.intra_op.ascent import GAIN, MOMENTUM, PATIENCE, SHORTER, STEP
 from planner.intra_op.bounds import Bound, State
 from planner.intra_op.levels import Layout, Level, Share
@@ -58,7 +59,6 @@ class Relaxation:
     ) -> None:
         """Start from known ``prices``, by original row, and ``messages``, or none."""
         self.network = network
-        self.order = sorted(network.nodes)
         self.rows = network.rows
         """Original numbers of the rows that have prices."""
         self.prices = prices_of(network, prices)
@@ -117,6 +117,7 @@ class Relaxation:
 
     def sweep(self) -> None:
         """One pass through the nodes and one back."""
+        clock.work(2 * self._layout.pass_seconds)
         self.swept += 1
         for level in self._layout.levels:
             self._collect(level.behind)
@@ -298,14 +299,12 @@ class Relaxation:
 
     def note_best(self) -> float:
         """The highest bound so far, right after a sweep."""
-        self._remember(self.value())
-        return self.best
+        return self._remember(self.value())
 
     def keep_best(self) -> float:
         """The same; back to the messages that gave it, if they are no longer."""
         value = self.value()
-        self._remember(value)
-        if value < self.best:
+        if value < self._remember(value):
             self._restore()
         return self.best
 
@@ -318,12 +317,13 @@ class Relaxation:
         self._direction[:] = 0.0
         self._stalled = 0
 
-    def _remember(self, value: float) -> None:
+    def _remember(self, value: float) -> float:
         least = self.best + GAIN * abs(self.best) if np.isfinite(self.best) else -np.inf
         self._stalled = 0 if value > least else self._stalled + 1
         if value > self.best:
             self.best = value
             self._best_at = self.snapshot()
+        return self.best
 
     def _collect(self, edges: list[Tables]) -> None:
         """Take into nodes all that their edges can give."""
@@ -376,6 +376,7 @@ class Relaxation:
 
     def _decode(self) -> tuple[Numbers, Array]:
         """What is taken, right after a sweep, when messages from ahead are there; what it costs is from behind."""
+        clock.work(self._layout.pass_seconds)
         choice = np.zeros(len(self._layout.nodes), dtype=np.intp)
         seen = self._into.copy()
         for level in self._layout.levels:
@@ -395,6 +396,5 @@ class Relaxation:
         choice[level.nodes] = best[np.searchsorted(best, first)] - first  # the earliest of each node
 
     def _price(self) -> Array:
-        return (
-            self._layout.costs + self._held + self._layout.pieces.priced(self.prices, self._layout.costs.size)
-        )
+        costs = self._layout.costs
+        return costs + self._held + self._layout.pieces.priced(self.prices, costs.size)

@@ -12,12 +12,12 @@ A part has the dear ones no more, so that messages and prices in it (`planner.in
 Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015), for the messages.
 """
 
-import time
 from dataclasses import replace
 
 import numpy as np
 
 from planner.errors import Infeasible
+from planner.intra_op import clock
 from planner.intra_op.answers import NetworkAnswer, combined
 from planner.intra_op.anytime import solve_network
 from planner.intra_op.compact import Compact
@@ -66,8 +66,8 @@ def _under_memory(network: Compact, deadline: float, most: float) -> NetworkAnsw
         shrink(network.written_out(), deadline)  # which can mostly say by how much memory is short
         raise Infeasible("no choice fits in memory")
     bound, prices, slack = relaxation.bound(), relaxation.known_prices, FIRST_SLACK
-    while not best.proven and best.lower_bound <= most and slack < LAST_SLACK and time.monotonic() < deadline:
-        least, now = best.lower_bound, time.monotonic()
+    while not best.proven and best.lower_bound <= most and slack < LAST_SLACK and clock.now() < deadline:
+        least, now = best.lower_bound, clock.now()
         near = best.cost <= least + NEAR * slack * abs(least)
         useful = min(most, best.cost - 1)
         target = useful if near else min(useful, np.floor(least + slack * abs(least)))

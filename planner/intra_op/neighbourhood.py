@@ -7,13 +7,13 @@ CP 1998 (large neighbourhood search).
 import bisect
 import math
 import random
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.errors import Infeasible
+from planner.intra_op import clock
 from planner.intra_op.liveness import demand, one_hot
 from planner.intra_op.local_polytope import Positions, solve_program
 from planner.intra_op.messages import Relaxation
@@ -35,6 +35,9 @@ TURNS_PER_LOOK = 10
 """Parts solved before it is looked up anew where they are worth most."""
 
 GREEDY_ROUNDS = 4
+
+PER_NODE = 2e-5
+"""About what it takes to cut a node out with a part [s]."""
 
 
 class Found(NamedTuple):
@@ -58,9 +61,9 @@ def greedy(relaxation: Relaxation, deadline: float = math.inf) -> Found | None:
     room = network.capacity.copy()
     choice: Positions = {}
     for turn in range(GREEDY_ROUNDS):
-        if turn and time.monotonic() > deadline:
+        if turn and clock.now() > deadline:
             break
-        for v in relaxation.order:
+        for v in sorted(network.nodes):
             pieces = network.pieces[v].items()
             if v in choice:
                 for (first, last), bytes_ in pieces:
@@ -107,19 +110,20 @@ class NeighbourhoodSearch:
         self.weights: list[float] = [1.0] * len(self.order)
 
     def improve(self, deadline: float, patience: float = math.inf) -> None:
-        """Solve parts until the clock (`time.monotonic`) says so, or so many times all nodes without success."""
+        """Solve parts until the clock says ``deadline``, or so many times all nodes without success."""
         tried = 0
-        while time.monotonic() < deadline and tried < patience * len(self.order):
+        while clock.now() < deadline and tried < patience * len(self.order):
             self.turn += 1
             cost = self.found.cost
             part = (self._window, self._ball, self._crowd)[self.turn % 3]()
-            start = time.monotonic()
+            start = clock.now()
             self._solve(part, min(deadline, start + SECONDS_PER_PART))
             tried = tried + len(part) if self.found.cost == cost else 0
-            quick = time.monotonic() - start < QUICK_PART
+            quick = clock.now() - start < QUICK_PART
             self.size = int(self.size * GROWTH if quick else max(SMALLEST_PART, self.size / GROWTH**2))
 
     def _solve(self, nodes: set[int], deadline: float) -> None:
+        clock.work(PER_NODE * len(nodes))
         inside = {v: self.found.choice[v] for v in nodes}
         capacity = self.network.capacity - self.taken + demand(self.network, one_hot(self.network, inside))
         whole = self.network.part(nodes, self.found.choice, capacity)

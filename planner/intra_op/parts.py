@@ -4,13 +4,13 @@ They are sent between classes of strategies (`planner.intra_op.compact`), so tha
 left of the part when they leave out no more has its tables written out for branches and the integer program.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
+from planner.intra_op import clock
 from planner.intra_op.answers import NOTHING, NetworkAnswer, combined
 from planner.intra_op.anytime import solve_network
 from planner.intra_op.ascent import aim
@@ -50,7 +50,7 @@ def cheapest_within(
             part = left(network, bound, most)
             if not part.rows.size:
                 return combined(solve_unlimited(part, deadline, most + 1), best)
-            if part.num_strategies > SMALLER * size or time.monotonic() > deadline:
+            if part.num_strategies > SMALLER * size or clock.now() > deadline:
                 return combined(_decided(part, prices, deadline, most + 1), best)
             size, relaxation = part.num_strategies, Relaxation(part, prices)
             best = combined(ascend(part, relaxation, most, deadline, best.lower_bound), best)
@@ -77,7 +77,7 @@ def ascend(
             relaxation.sweep()
             reached = relaxation.value()
             relaxation.reprice(reached, aim(reached, max(reached, most + BEYOND * max(abs(most), 1.0))))
-            if time.monotonic() > deadline:
+            if clock.now() > deadline:
                 break
         relaxation.sweep()
         choice, cost = relaxation.priced_decode()
@@ -89,7 +89,7 @@ def ascend(
         value = relaxation.best - MARGIN * abs(relaxation.best)
         best = combined(replace(NOTHING, lower_bound=value), best)
         lacks = min(most, best.cost - 1) - before
-        helps = value - before > min(CLOSED * lacks, GAINED * abs(value)) and time.monotonic() <= deadline
+        helps = value - before > min(CLOSED * lacks, GAINED * abs(value)) and clock.now() <= deadline
     return best
 
 

@@ -7,10 +7,9 @@ to let messages settle under each.
 Source: Hooke and Jeeves, "Direct search solution of numerical and statistical problems", Journal of the ACM 8 (1961).
 """
 
-import time
-
 import numpy as np
 
+from planner.intra_op import clock
 from planner.intra_op.ascent import GAIN
 from planner.intra_op.bounds import State
 from planner.intra_op.hubs import rise
@@ -32,7 +31,7 @@ def search_prices(relaxation: Relaxation, enough: float = np.inf, deadline: floa
     paid = relaxation.prices * relaxation.network.capacity
     rows = [int(row) for row in np.argsort(-paid, kind="stable")[:ROWS] if paid[row] > 0]
     directions, step = dict.fromkeys(rows, 1), FIRST
-    while rows and step >= LAST and best <= enough and time.monotonic() < deadline:
+    while rows and step >= LAST and best <= enough and clock.now() < deadline:
         before = best
         for row in rows:
             for direction in (directions[row], -directions[row]):

@@ -9,7 +9,6 @@ for moves of single nodes; Glover, "Ejection chains, reference structures and al
 salesman problems", Discrete Applied Mathematics 65 (1996), for moves that others follow.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from planner.intra_op import clock
 from planner.intra_op.liveness import demand, one_hot, violated
 from planner.intra_op.local_polytope import Positions
 from planner.intra_op.messages import Relaxation
@@ -38,6 +38,9 @@ GAIN = 0.5
 FIRST_PRICES, LATER_PRICES = (1.0, 0.8), (0.8, 0.5)
 """Shares of the prices of memory under which a choice is bettered: those of the best bound leave memory free that
 cheaper ones fill, while what does not fit is taken back."""
+
+PER_MOVE = 2e-4
+"""About what a move that is tried takes [s]."""
 
 DEARER, FASTER, ROUNDS = 0.01, 1.25, 60
 """What an exceeded row's price rises by at first, in the sum of all prices (in ones where all are zero); what that is
@@ -100,7 +103,7 @@ class Settling:
         for _ in range(ROUNDS):
             self._settle(self.choice, len(self.choice) * ALTERNATIVES)
             bad = violated(self.network, self.network.capacity - self.room)
-            if not bad or time.monotonic() > deadline:
+            if not bad or clock.now() > deadline:
                 break
             dearer = self.prices.copy()
             dearer[bad] += step * (self.prices.sum() or 1.0)
@@ -119,7 +122,7 @@ class Settling:
         for share in shares:
             self._reprice(share * prices)
             todo = set(self.choice)
-            while todo and found and time.monotonic() < deadline:
+            while todo and found and clock.now() < deadline:
                 todo = self._move_all(todo, regrets(found), deadline)
                 found = self._found()
                 best = min((f for f in (best, found) if f), key=lambda f: f.cost, default=None)
@@ -130,7 +133,7 @@ class Settling:
         changed = set()
         for v in sorted(nodes, key=lambda v: (-worth.get(v, 0.0), v)):
             changed |= self._move(v)
-            if time.monotonic() > deadline:
+            if clock.now() > deadline:
                 break
         return changed.union(*(self.around[v].nodes for v in changed))
 
@@ -145,6 +148,7 @@ class Settling:
 
     def _move(self, v: int) -> set[int]:
         """Try other strategies of a node, let its neighbours follow and then itself; what changed for the better."""
+        clock.work(PER_MOVE)
         for s in np.argsort(self.scores[v], kind="stable")[:ALTERNATIVES].tolist():
             if s == self.choice[v]:
                 continue

@@ -11,7 +11,6 @@ Source: Land and Doig, "An automatic method of solving discrete programming prob
 
 import heapq
 import itertools
-import time
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import Infeasible
+from planner.intra_op import clock
 from planner.intra_op.liveness import fits
 from planner.intra_op.local_polytope import WHOLE, LocalPolytope, Positions, solve_program
 from planner.intra_op.messages import Relaxation
@@ -49,7 +49,7 @@ def solve_tree(
     """
     tree = _Tree(rows, deadline, cutoff)
     tree.add(network.floor, network)
-    while tree.open and tree.bound <= tree.cutoff - WHOLE and time.monotonic() < deadline:
+    while tree.open and tree.bound <= tree.cutoff - WHOLE and clock.now() < deadline:
         tree.explore()
     return TreeAnswer(tree.choice, tree.bound if tree.bound <= tree.cutoff - WHOLE else np.inf)
 

@@ -16,12 +16,12 @@ and O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes", 
 
 import heapq
 import itertools
-import time
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from planner.errors import Infeasible
+from planner.intra_op import clock
 from planner.intra_op.answers import NetworkAnswer
 from planner.intra_op.anytime import solve_network
 from planner.intra_op.compact import Classes, Compact
@@ -68,7 +68,7 @@ def solve_unlimited(network: Compact, deadline: float, below: float = np.inf) ->
     fold(network, MOST_SUMS)
     network.propagate()
     network = network.renumbered(order(network))
-    now = time.monotonic()
+    now = clock.now()
     search = _Search(now + SHARE * (deadline - now) if np.isfinite(deadline) else deadline, below)
     search.run(network)
     choice, cost = search.best
@@ -110,7 +110,7 @@ class _Search:
     @property
     def stopped(self) -> bool:
         """Whether time is up."""
-        return time.monotonic() > self.deadline
+        return clock.now() > self.deadline
 
     @property
     def least(self) -> float:

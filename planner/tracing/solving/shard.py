@@ -1,7 +1,6 @@
 """Layouts for a traced program: cleaned, tabulated, solved, and read back."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple, Unpack
@@ -12,6 +11,7 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.units import format_bytes
 from planner.errors import Infeasible, SolverStopped
 from planner.garbage import uncollected
+from planner.intra_op import clock
 from planner.intra_op.answers import NetworkAnswer, combined
 from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.layouts import Layout, NamedMesh, Partition
@@ -55,11 +55,11 @@ def shard(
 
     Raises `Infeasible` where nothing fits, ``InputError`` for the mesh or the cluster.
     """
-    deadline = time.monotonic() + seconds
-    setting = set_up(program, cluster, mesh, **conditions)
-    best = _unlimited(setting, deadline)
-    if best.estimate.memory_bytes > setting.memory_limit:
-        best = _within_limit(best, conditions, deadline)
+    with clock.counted(seconds) as deadline:
+        setting = set_up(program, cluster, mesh, **conditions)
+        best = _unlimited(setting, deadline)
+        if best.estimate.memory_bytes > setting.memory_limit:
+            best = _within_limit(best, conditions, deadline)
     baselines = baseline_estimates(setting).items()
     return _result(best.setting, best.chosen, best.estimate).model_copy(
         update={
@@ -97,11 +97,11 @@ def _unlimited(setting: Setting, deadline: float) -> _Solved:
 
     To go on is to begin anew below the best choice known, which proves less than the whole time at once.
     """
-    now = time.monotonic()
+    now = clock.now()
     roomy = setting.problem.peak(np.max) <= setting.memory_limit
     first = solve_narrowed(setting.problem.network(math.inf), deadline if roomy else (now + deadline) / 2)
     best = _read_back(setting, first)
-    if best.proven or best.estimate.memory_bytes > setting.memory_limit or time.monotonic() >= deadline:
+    if best.proven or best.estimate.memory_bytes > setting.memory_limit or clock.now() >= deadline:
         return best
     more = solve_narrowed(setting.problem.network(math.inf), deadline, first.cost - 1)
     better = _read_back(setting, combined(more, first))
@@ -126,16 +126,15 @@ def _fitting(
     That takes half as long again as has been spent, where the time is up, but not after ``last``, if that is to come.
     Nothing that takes ``below`` [s] or more is of use.
     """
-    began, bound = time.monotonic(), 0.0
+    began, bound = clock.now(), 0.0
     while True:
         best = _solved(setting, deadline, below)
         bound = max(bound, best.bound)  # what counts more memory is no faster
         values = _moved_too_much(best)
         if not values:
             return best._replace(bound=bound)
-        now = time.monotonic()
-        again = now + (now - began) / 2
-        deadline = max(deadline, min(again, last) if now < last else again)
+        last = last if clock.now() < last else math.inf
+        deadline = max(deadline, min(clock.half_as_long_again(began), last))
         nodes = with_own_copies(setting.nodes, values)
         setting = tabulated(setting.pricer, nodes, setting.memory_limit, setting.optimizer_share, fold)
 
@@ -178,10 +177,10 @@ def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Sol
 
     Where choices with them are not proven in time, those without are looked for, too.
     """
-    now = time.monotonic()
+    now = clock.now()
     if free.proven and (same := _no_slower(free, deadline - SECOND_RUNS * (deadline - now))):
         return same
-    now = time.monotonic()
+    now = clock.now()
     try:
         until = now + SECOND_RUNS * (deadline - now)
         best = _fitting(may_recompute(free.setting, fold), fold, until, deadline)

@@ -18,7 +18,7 @@ from jax_models import MODELS  # noqa: E402
 
 from cluster_specs.units import format_bytes  # noqa: E402
 from planner.errors import Infeasible, InputError  # noqa: E402
-from planner.intra_op import unlimited  # noqa: E402
+from planner.intra_op import clock, unlimited  # noqa: E402
 from planner.intra_op.answers import NetworkAnswer  # noqa: E402
 from planner.intra_op.compact import Compact  # noqa: E402
 from planner.intra_op.ilp import solve  # noqa: E402
@@ -170,7 +170,7 @@ def test_all_of_the_time_is_used_where_memory_is_not_short(
     costs: list[float] = []
 
     def unproven(network: Compact, deadline: float, most: float = np.inf) -> NetworkAnswer:
-        asked.append((round(deadline - time.monotonic(), -1), most))
+        asked.append((round(deadline - clock.now(), -1), most))
         answer = solve_narrowed(network, deadline)
         costs.append(answer.cost)
         return replace(answer, lower_bound=answer.cost / (4 - len(costs)))

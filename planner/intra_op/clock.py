@@ -1,0 +1,68 @@
+"""The clock that the solver plans by: that on the wall, or counted work, which runs alike on every machine.
+
+What is tried in which order, and for how long, depends on the time that is left. By the clock on the wall two runs of
+one problem may part ways, and of several best choices find another one. So where an answer must not depend on that,
+the clock counts work: tables that messages pass, nodes that are reduced, states of frontiers, iterations of linear
+programs. A second of it is about what a core of docs/solver.md does in one. Only a limit on the wall ends it early,
+after which it is late for everything.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LATE = 1e300
+"""What the clock says when the limit on the wall has passed [s]; finite, so that shares of what is left are numbers."""
+
+
+class _Counter(threading.local):
+    """Work of one thread."""
+
+    done: float | None = None
+    """Seconds so far; None where the clock on the wall counts."""
+    began, end = 0.0, LATE
+    """When it began to count, and its limit, on the wall (`time.monotonic`)."""
+
+
+_counter = _Counter()
+
+
+def now() -> float:
+    """Seconds by the clock that counts."""
+    wall = time.monotonic()
+    if _counter.done is None:
+        return wall
+    return LATE if wall > _counter.end else _counter.done
+
+
+def work(seconds: float) -> None:
+    """Count what was done, in about the seconds that it takes."""
+    if _counter.done is not None:
+        _counter.done += seconds
+
+
+def half_as_long_again(began: float) -> float:
+    """When half as long again as since ``began`` has passed; puts a limit on the wall off that has passed before."""
+    wall = time.monotonic()
+    if _counter.done is not None and wall > _counter.end:
+        _counter.end = wall + (wall - _counter.began) / 2
+    time_now = now()
+    return time_now + (time_now - began) / 2
+
+
+def wall_left(deadline: float) -> float:
+    """Seconds on the wall until a solver that cannot count must end, at ``deadline`` by the clock that counts."""
+    limit = deadline if _counter.done is None else _counter.end
+    return limit - time.monotonic()
+
+
+@contextmanager
+def counted(seconds: float) -> Iterator[float]:
+    """Count work from zero, within so many seconds of it and on the wall; gives the deadline."""
+    before, wall = (_counter.done, _counter.began, _counter.end), time.monotonic()
+    _counter.done, _counter.began, _counter.end = 0.0, wall, wall + seconds
+    try:
+        yield seconds
+    finally:
+        _counter.done, _counter.began, _counter.end = before
