@@ -45,7 +45,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "grad_dtype": assume.understand("grad_dtype", gradient, vocabulary.DTYPES, usual_gradient),
             "reduce_dtype": _reduce_dtype(run, origin, assume),
             "attention": _attention(run, origin, assume),
-            "fused_loss": _fused_loss(run, origin, assume),
+            "fused_loss": _fused_loss(parallel.fused_loss, habits, assume),
             "mlp_tiles": parallel.mlp_tiles,
             "document_len": parallel.document_len,
             "fused_optimizer": _fused_optimizer(run),
@@ -103,9 +103,8 @@ def _narrow_gathers(run: RunFile) -> bool | None:
     return False if "rowwise" in recipe else None
 
 
-def _fused_loss(run: RunFile, origin: Origin, assume: Assumptions) -> bool:
-    published = run.parallel.fused_loss
-    return assume.default("fused_loss", published, True) if origin.fused_loss else bool(published)
+def _fused_loss(published: bool | None, habits: vocabulary.Habits, assume: Assumptions) -> bool:
+    return assume.default("fused_loss", published, True) if habits.fused_loss else bool(published)
 
 
 def _attention(run: RunFile, origin: Origin, assume: Assumptions) -> str:

@@ -14,7 +14,6 @@ class Origin(NamedTuple):
     """Tensor degree inside an expert where the run does not say; None: that of the whole model."""
     token_exchange: str = "all_to_all"
     """How tokens reach their experts where the run does not say."""
-    fused_loss: bool = False
     recompute: str = "none"
     """Policy where the run does not say."""
     fills_stages: bool = False
@@ -44,7 +43,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"JAX-Toolbox Pax.*\b5b", Origin("jax-xla", recompute="products")),
     (r"JAX-Toolbox Pax", Origin("jax-xla", recompute="full")),
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
-    (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
+    (r"ml-engineering", Origin("deepspeed-liger", "native")),
     (r"SC21 .*zero3", Origin("deepspeed", "plain")),
     (r"ColossalAI", Origin("colossalai", batch_per_rank=True)),
     (r"Paddle", Origin("paddle")),

@@ -220,6 +220,12 @@ class Habits(NamedTuple):
     """What ``selective`` recomputation means: in Megatron the inside of the attention (arXiv:2205.05198, section 5)."""
     balances_stages: bool = False
     """Stages are cut by cost, the head included, rather than into equal numbers of layers."""
+    fused_loss: bool = False
+    """The loss is taken in chunks, which never holds all logits, as Liger's patches of models do unless told otherwise.
+
+    Source: linkedin/Liger-Kernel@00218a06 src/liger_kernel/transformers/monkey_patch.py, which defaults to
+    ``fused_linear_cross_entropy``.
+    """
     splits_local_batch: bool = False
     """What is printed as a rank's batch is split into micro-batches of one for a pipeline.
 
@@ -313,8 +319,15 @@ STACK_HABITS: Mapping[str, Habits] = {
         Habits(zero_stage=1, grad_dtype="bf16", vocabulary_multiple=128),
     ),
     **dict.fromkeys(
-        ("deepspeed", "deepspeed-liger", "atorch-deepspeed"),
+        ("deepspeed", "atorch-deepspeed"),
         Habits(zero_stage=1, sequence_parallel=False, selective="attention", vocabulary_multiple=128),
+    ),
+    "deepspeed-liger": Habits(
+        zero_stage=1,
+        sequence_parallel=False,
+        selective="attention",
+        fused_loss=True,
+        vocabulary_multiple=128,
     ),
     "deepspeed-transformers": Habits(zero_stage=1, sequence_parallel=False),
     **dict.fromkeys(
