@@ -330,6 +330,9 @@ Memory:
   they are read (weights of 16 bits: -47 to -62 and -2 to +6 %); keys and values that `use_cache` keeps of every layer
   are not counted.
 * **litgpt beside 4 bits**: -27 to -30 %; what its bitsandbytes 0.42 keeps explains all but 5 to 8 %.
+* **DeepSpeed's optimizer on the host**: gradients' shards are there too (deepspeedai/DeepSpeed v0.19.8
+  `deepspeed/runtime/zero/stage3.py`, `grad_partitions_flat_buffer`), and are left on the device here: ml-engineering's
+  eight B200 are -8 to +2 % so, and would be -31 to -4 % without them. What takes as much instead is not known.
 * **llama-cookbook's adapters**: -7 %: keys that `use_cache` kept, and freed blocks that other streams may still read.
 * **Called impossible**: Llama-4 Scout of torchtitan, as printed (inputs of its products alone are 270 of 173 GiB); a
   row of Megatron-Bridge 26.02.01 with whole weights and gradients on every rank (its recipe has four stages).

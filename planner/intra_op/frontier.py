@@ -29,7 +29,7 @@ STARTS = 2
 LARGEST_BATCH = 2**20
 """Entries of the largest temporary array."""
 
-PER_STEP, PER_STATE = 2e-4, 2e-8
+PER_STEP, PER_STATE = 5e-4, 1.2e-7
 """About what one more node takes, and each of its strategies with each state [s]."""
 
 LARGEST_KEY = 2**62

@@ -29,7 +29,7 @@ def sharding_report(answer: ShardedProgram) -> Iterator[str]:
     if answer.recomputed:
         yield f"run again    {', '.join(operator.name for operator in answer.recomputed)}"
     if any(v.role == "parameter" for v in answer.program.values) and not answer.program.ties:
-        yield "forward      alone: this module has no backward pass here (--gradient adds it)"
+        yield "forward      alone (--gradient adds the backward pass of a PyTorch module, jax.grad that of a function)"
     if answer.program.replicated:
         yield f"replicated   no rule for {', '.join(answer.program.replicated)}"
     yield "inputs"

@@ -60,8 +60,9 @@ def test_the_margin_is_what_the_evaluator_leaves(name: str, request: pytest.Fixt
     report: FitReport = request.getfixturevalue(name)
     estimate = evaluate(report.plan)
     assert report.memory_bytes == pytest.approx(estimate.memory_bytes)
-    assert report.margin_bytes == pytest.approx(80 * 2**30 - estimate.memory_bytes)
-    assert report.margin_fraction == pytest.approx(report.margin_bytes / (80 * 2**30))
+    limit = report.plan.cluster.device.memory
+    assert report.margin_bytes == pytest.approx(limit - estimate.memory_bytes)
+    assert report.margin_fraction == pytest.approx(report.margin_bytes / limit)
     assert sum(report.memory.values()) == pytest.approx(report.memory_bytes)
     assert report.fits == estimate.fits
 

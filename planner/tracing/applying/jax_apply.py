@@ -263,7 +263,8 @@ class _Runner:
             return self._unplanned(equation, operands)
         found = bound(equation, [plain(x) for x in operands])
         left = [self.put(x, p) for x, p in zip(found, site.left(), strict=True)]
-        if site.operation.kind == "view" and len(given) == len(left) == 1:
+        shown = len(given) == len(left) == 1 and not isinstance(given[0], Known)
+        if site.operation.kind == "view" and shown:
             shows = self._loops(equation, given, left)
             self.views[id(left[0])] = View(left[0], equation, given[0], shows, site.operation.outputs[0])
         return left

@@ -11,7 +11,7 @@ from typing import Any
 from planner.errors import InputError, Unsupported
 from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, retyped, rows_of
 from planner.tracing.program import Program, Tie
-from planner.tracing.reading.jax_arguments import Leaf, leaves_of, ties_of
+from planner.tracing.reading.jax_arguments import Leaf, leaves_of, ties_of, watched
 from planner.tracing.reading.jax_calls import (
     ATTENTION,
     branch_name,
@@ -75,9 +75,9 @@ def from_jax(
     trained = (parameters,) if isinstance(parameters, int) else tuple(parameters)
     if bad := [i for i in trained if not 0 <= i < len(arguments)]:
         raise InputError(f"parameters={bad[0]}: the function gets {len(arguments)} arguments, counted from 0")
-    closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
     title = name or str(getattr(function, "__name__", "program"))
     leaves = list(leaves_of(function, arguments, trained))
+    closed, result = jax.make_jaxpr(watched(function, leaves, title), return_shape=True)(*arguments)
     importer = _Importer(title, replicate_unknown, trips, rules)
     return importer.run(closed, leaves, list(ties_of(arguments, result)))
 

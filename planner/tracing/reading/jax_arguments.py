@@ -1,10 +1,15 @@
 """Arguments and results of a JAX function: what its arrays are called, and which of them are built alike."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from planner.errors import InputError
 from planner.tracing.program import Role
+
+WEIGHTS = "params"
+"""What flax calls weights beside states."""
 
 
 class Leaf(NamedTuple):
@@ -17,13 +22,51 @@ class Leaf(NamedTuple):
 def leaves_of(
     function: Callable[..., Any], arguments: Sequence[Any], trained: Sequence[int]
 ) -> Iterator[Leaf]:
-    """Path and role of every array among the arguments."""
+    """Path and role of every array among the arguments.
+
+    Of a trained argument that has ``params`` beside other things (flax's ``TrainState``) these alone are trained.
+    """
     import jax
 
     for i, (top, argument) in enumerate(zip(_names(function, len(arguments)), arguments, strict=True)):
-        for path, _ in jax.tree_util.tree_leaves_with_path(argument):
-            inner = jax.tree_util.keystr(path, simple=True, separator=".")
-            yield Leaf(f"{top}.{inner}" if inner else top, "parameter" if i in trained else "input")
+        inner = [
+            jax.tree_util.keystr(path, simple=True, separator=".")
+            for path, _ in jax.tree_util.tree_leaves_with_path(argument)
+        ]
+        some = any(path.split(".")[0] == WEIGHTS for path in inner)
+        for path in inner:
+            is_weight = i in trained and (not some or path.split(".")[0] == WEIGHTS)
+            yield Leaf(f"{top}.{path}" if path else top, "parameter" if is_weight else "input")
+
+
+def watched(function: Callable[..., Any], leaves: Sequence[Leaf], title: str) -> Callable[..., Any]:
+    """The function, which raises ``InputError`` where it leaves other numbers in its arguments without returning them.
+
+    Steps of flax's nnx change a model in place; what they leave there is no result, so that a plan would drop it.
+    """
+    import jax
+
+    @functools.wraps(function)
+    def run(*given: Any) -> Any:
+        before = jax.tree.leaves(given)
+        result = function(*given)
+        after, returned = jax.tree.leaves(given), {id(x) for x in jax.tree.leaves(result)}
+        left = [
+            leaf.path
+            for leaf, one, other in zip(leaves, before, after, strict=False)
+            if one is not other
+            and id(other) not in returned
+            and jax.numpy.issubdtype(one.dtype, jax.numpy.floating)
+        ]
+        if left:
+            more = f" and {len(left) - 1} more of its arguments" if len(left) > 1 else ""
+            raise InputError(
+                f"{title} changes {left[0]}{more} in place, and a plan keeps only what a function returns: return "
+                "what it changes, as in `return loss, nnx.state(model)`"
+            )
+        return result
+
+    return run
 
 
 def _names(function: Callable[..., Any], count: int) -> list[str]:

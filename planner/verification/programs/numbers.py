@@ -12,15 +12,24 @@ def output_of(name: str, expected: Any, found: Any, moved: Any) -> dict[str, Any
     """An output, arrays of fp64: its largest number on one device and under layouts, and how far the two are apart.
 
     That is a share of the largest, less `NOISE` times what it is ``moved`` by one rounding of the inputs: what cancels
-    (the gradient of a bias before a softmax), and what an optimizer makes of it, is but rounding.
+    (the gradient of a bias before a softmax), and what an optimizer makes of it, is but rounding. What is infinite or
+    no number on one device must be the same under layouts, and nothing else may be.
     """
-    largest, apart, noise = (
-        float(np.abs(x).max(initial=0.0)) for x in (expected, expected - found, expected - moved)
+    finite = np.isfinite(expected)
+    same = np.array_equal(
+        np.where(finite, 0.0, expected), np.where(np.isfinite(found), 0.0, found), equal_nan=True
     )
+    steady = finite & np.isfinite(moved)
+    largest, apart = _largest(expected[finite]), _largest(expected[finite] - found[finite])
+    noise = _largest(expected[steady] - moved[steady])
     return {
         "name": name,
         "scalar": expected.ndim == 0,
         "expected": float(expected) if expected.ndim == 0 else largest,
         "found": float(found) if expected.ndim == 0 else float(np.abs(found).max(initial=0.0)),
-        "error": max(0.0, apart - NOISE * noise) / (largest + 1e-30),
+        "error": max(0.0, apart - NOISE * noise) / (largest + 1e-30) if same else np.inf,
     }
+
+
+def _largest(numbers: Any) -> float:
+    return float(np.abs(numbers).max(initial=0.0))

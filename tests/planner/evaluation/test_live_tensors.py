@@ -3,6 +3,7 @@
 Those that a compiler assigned are in `test_compiled_memory`.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from memory_rows import predicted, rows_of
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.software import load_software
-from planner.evaluation import Evaluator
+from planner.evaluation import Evaluator, evaluate
 from planner.models.catalog import load_model
 from planner.plans import Estimate, Job, Parallelism
+from planner.runs import plan_from_run
 
 TRACKED = rows_of("torch_memory.jsonl")
 OWN = rows_of("torch_tracked.jsonl")
@@ -163,6 +165,18 @@ def test_replicas_hold_every_gradient_once_more_in_buckets(run: str) -> None:
     found = predicted(run, REPLICAS)
     assert found.tensor_bytes / 2**30 == pytest.approx(measured, rel=0.02)
     assert all("gradient_buckets" in moment.tensors for moment in found.memory_over_step)
+
+
+def test_plain_replicas_have_buckets_and_those_of_fsdp_2_have_none() -> None:
+    """DDP's reducer; FSDP2 over a mesh of replicas alone sums where gradients lie (torch/tiny-ddp-like)."""
+    row = next(iter(REPLICAS.values()))
+
+    def parts(stack: str) -> Collection[str]:
+        plan, _ = plan_from_run({**row, "parallel": {**row["parallel"], "stack": stack}})
+        return evaluate(plan).memory
+
+    assert "gradient_buckets" in parts("torch-eager")
+    assert "gradient_buckets" not in parts("torch-fsdp2")
 
 
 @pytest.mark.parametrize("run", sorted(FLAT))

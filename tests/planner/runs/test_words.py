@@ -23,6 +23,14 @@ def changed(**parallel: Any) -> dict[str, Any]:
     return {**ROW, "parallel": {**ROW["parallel"], **parallel}}
 
 
+def test_liger_takes_the_loss_in_chunks_unless_it_is_told_not_to() -> None:
+    usual, assumed = planned(stack="deepspeed-liger")
+    assert usual.job.fused_loss
+    assert "fused_loss=True" in {text.partition(" ")[0] for text in assumed}
+    assert not planned(stack="deepspeed-liger", fused_loss=False)[0].job.fused_loss
+    assert not planned(stack="deepspeed")[0].job.fused_loss
+
+
 @pytest.mark.parametrize(
     ("field", "text", "meaning"),
     [

@@ -266,6 +266,16 @@ def number_in_branch() -> Case:
     return jax.value_and_grad(loss), {"a": f(64, 64), "b": f(64, 64)}, f(128, 64), i(), f(128, 64)
 
 
+def constants_beside() -> Case:
+    """A step that returns an array of zeros, as Adafactor does for states that it does without."""
+
+    def step(weights: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.tanh(x @ w).mean())(weights)
+        return weights - 0.1 * gradient, jnp.zeros((1,)), loss
+
+    return step, f(256, 256), f(64, 256)
+
+
 def settling() -> Case:
     """A layer whose result is where a loop settles, with the gradient of that: two loops that end on conditions."""
 

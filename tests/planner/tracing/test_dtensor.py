@@ -89,6 +89,15 @@ def test_a_module_makes_the_same_numbers_and_exchanges_what_is_priced(tmp_path: 
     assert len(sharded.collectives) >= exchanges
 
 
+def test_norms_of_fp64_are_made_in_fp64(tmp_path: Path) -> None:
+    """But for gradients that cancel, of biases before norms."""
+    found = checked(tmp_path, sharded_of("precise", {"data": 4, "model": 2}), "precise")
+    errors = {o["name"]: o["error"] for o in found["outputs"] if abs(o["expected"]) > 1e-9}
+    assert "loss" in errors
+    assert len(errors) > 4
+    assert max(errors.values()) < 1e-12
+
+
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "model": 4}], ids=["one axis", "two axes"])
 @pytest.mark.parametrize("name", ["large", "signal"])
 def test_neighbours_exchange_what_windows_reach_over(tmp_path: Path, name: str, mesh: dict[str, int]) -> None:

@@ -103,6 +103,41 @@ def test_a_training_step_hands_on_weights_and_states() -> None:
     assert {v.name for v in program.values if v.role == "parameter"} == {"weights.a"}
 
 
+def test_of_a_train_state_the_params_are_trained() -> None:
+    def step(state, x):
+        gradient = jax.grad(lambda w: ((x @ w["a"]) ** 2).mean())(state["params"])
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g * g, state["moments"], gradient)
+        params = jax.tree.map(lambda w, g, m: w - g / jnp.sqrt(m), state["params"], gradient, moments)
+        return {"params": params, "moments": moments}
+
+    program = from_jax(step, {"params": {"a": W}, "moments": {"a": W}}, X)
+    assert {v.path for v in program.values if v.role == "parameter"} == {"state.params.a"}
+    assert {t.target for t in program.ties} == {"state.params.a", "state.moments.a"}
+
+
+def test_what_a_function_changes_in_place_is_refused() -> None:
+    """A plan would leave it out, and of a step in flax's nnx keep the forward pass alone."""
+
+    def step(weights, counts, x):
+        weights["a"] = weights["a"] - 0.1 * x.T @ x
+        counts["n"] = counts["n"] + 1
+        return (x @ weights["a"]).sum()
+
+    n = jax.ShapeDtypeStruct((), "int32")
+    with pytest.raises(InputError, match=r"^step changes weights.a in place, .*: return what it changes"):
+        from_jax(step, {"a": W}, {"n": n}, X)
+
+    def counting(weights, counts, x):
+        counts["n"] = counts["n"] + 1
+        return (x @ weights["a"]).sum()
+
+    assert from_jax(counting, {"a": W}, {"n": n}, X).operations
+    returning = from_jax(
+        lambda weights, counts, x: (step(weights, counts, x), weights), {"a": W}, {"n": n}, X
+    )
+    assert [t.target for t in returning.ties] == ["weights.a"]
+
+
 def test_a_number_is_an_array_without_dims() -> None:
     def step(weights, x, how):
         return [w - how["rate"] * (x.T @ x @ w) for w in weights], how

@@ -193,6 +193,21 @@ def test_a_module_that_fails_says_where() -> None:
         from_torch(torch.nn.Linear(2, 2, device="meta"))
 
 
+def test_functions_of_each_weight_are_one_of_all() -> None:
+    """``vmap`` over weights: what it leaves in an export has one dim more than it says."""
+    weights = torch.ones(4, 16, 16)
+
+    def ensemble(first: Any, second: Any, x: Any) -> Any:
+        return torch.func.vmap(lambda w: (first(x) @ w).tanh())(weights.to(x.device)).mean()
+
+    written = program_of(lambda first, second, x: (first(x) @ weights.to(x.device)[:, None]).tanh().mean(), X)
+    mapped = program_of(ensemble, X)
+    assert products(mapped) == products(written)
+    assert {v.shape for v in written.values if v.role == "parameter"} == {
+        v.shape for v in mapped.values if v.role == "parameter"
+    }
+
+
 def test_slices_of_complex_numbers_can_be_assigned() -> None:
     """As Fourier neural operators do."""
 

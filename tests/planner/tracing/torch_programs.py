@@ -175,6 +175,12 @@ def settled() -> tuple[Any, ...]:
     return module.eval(), *inputs
 
 
+def precise() -> tuple[Any, ...]:
+    """The same in fp64."""
+    module, images, labels = image()
+    return module.double(), images.double(), labels
+
+
 def mixture() -> tuple[Any, ...]:
     """Without numbers."""
     with torch.device("meta"):

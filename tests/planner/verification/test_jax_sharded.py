@@ -37,6 +37,17 @@ def test_an_output_may_move_as_by_roundings_of_the_inputs() -> None:
     assert 0 < abs(nudged((x,))[0] - x).max() <= 2.0**-23
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_never_the_same_as_what_is(bad: float) -> None:
+    """Neither under layouts nor where inputs are moved by a rounding, which says nothing then."""
+    expected = {"a": np.array([1.0, 2.0])}
+    wrong, hidden = {"a": np.array([1.0, bad])}, {"a": np.array([5.0, 2.0])}
+    assert compared(wrong, expected, expected)[0]["error"] == np.inf
+    assert compared(expected, wrong, wrong)[0]["error"] == np.inf
+    assert compared(wrong, wrong, wrong)[0]["error"] == 0
+    assert compared(hidden, expected, {"a": np.array([1.0, bad])})[0]["error"] == 2.0
+
+
 def test_states_of_optimizers_are_not_negative() -> None:
     def step(weights: Any, state: Any, x: Any) -> Any:
         gradient = weights["w"] * x

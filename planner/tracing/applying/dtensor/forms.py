@@ -25,14 +25,19 @@ def _summed(x: Any) -> Any:
     return x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
 
 
+def _widened(x: Tensor) -> Tensor:
+    """At least fp32, in which norms and sums are made."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    x = x.float() if half_to_float else x
+    x = _widened(x) if half_to_float else x
     powers = (x - x.amax(dim, keepdim=True)).exp()
     return powers / powers.sum(dim, keepdim=True)
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    x = x.float() if half_to_float else x
+    x = _widened(x) if half_to_float else x
     x = x - x.amax(dim, keepdim=True)
     return x - x.exp().sum(dim, keepdim=True).log()
 
@@ -54,7 +59,7 @@ def _moments(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 def _layer_norm(x: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Sequence[Tensor]:
     dims = [*range(x.ndim - len(shape), x.ndim)]
-    mean, variance = _moments(x.float(), dims)
+    mean, variance = _moments(_widened(x), dims)
     inverse = (variance + eps).rsqrt()
     made = (x - mean) * inverse
     made = made if weight is None else made * weight
@@ -66,7 +71,7 @@ def _normed(x: Tensor, mean: Any, variance: Any, weight: Any, bias: Any, eps: fl
     """Of channels, and the inverse deviations."""
     channels = (1, -1, *(1 for _ in x.shape[2:]))
     inverse = (variance + eps).rsqrt()
-    made = (x.float() - mean.reshape(channels)) * inverse.reshape(channels)
+    made = (_widened(x) - mean.reshape(channels)) * inverse.reshape(channels)
     made = made if weight is None else made * weight.reshape(channels)
     made = made if bias is None else made + bias.reshape(channels)
     return made.to(x.dtype), inverse
@@ -94,7 +99,7 @@ def _group_norm(target: Any) -> Callable[..., Any]:
 def _split_group_norm(
     x: Tensor, weight: Any, bias: Any, count: int, channels: int, size: int, groups: int, eps: float
 ) -> Sequence[Tensor]:
-    apart = dense(x.float()).unflatten(1, (groups, channels // groups))
+    apart = dense(_widened(x)).unflatten(1, (groups, channels // groups))
     mean, variance = _moments(apart, [*range(2, apart.ndim)])
     inverse = (variance + eps).rsqrt()
     made, shape = ((apart - mean) * inverse).flatten(1, 2), (1, -1, *(1 for _ in x.shape[2:]))
@@ -115,7 +120,7 @@ def _batch_norm(
 ) -> Sequence[Tensor]:
     dims = [d for d in range(x.ndim) if d != 1]
     count = x.numel() // x.shape[1]
-    mean, variance = _moments(x.float(), dims)
+    mean, variance = _moments(_widened(x), dims)
     made, inverse = _normed(x, mean, variance, weight, bias, eps)
     flat, spread = mean.reshape(-1), variance.reshape(-1) * (count / max(1, count - 1))
     return (
