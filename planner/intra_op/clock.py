@@ -36,6 +36,11 @@ def now() -> float:
     return LATE if wall > _counter.end else _counter.done
 
 
+def is_counted() -> bool:
+    """Whether it is work that counts, not the clock on the wall."""
+    return _counter.done is not None
+
+
 def work(seconds: float) -> None:
     """Count what was done, in about the seconds that it takes."""
     if _counter.done is not None:

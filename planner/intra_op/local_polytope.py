@@ -183,11 +183,12 @@ class LocalPolytope:
         return self.solver.getModelStatus()
 
     def _limit(self, deadline: float, *, integral: bool) -> None:
-        """Let the solver end about then: by its own count of nodes or iterations, and by the wall."""
-        left, columns = max(deadline - clock.now(), 0.0), self.solver.getNumCol()
+        """Let the solver end about then: by the wall, and where work is counted by its own nodes or iterations."""
+        time_limit = self.solver.getRunTime() + PUNCTUALITY * clock.wall_left(deadline)
+        left = max(deadline - clock.now(), 0.0) if clock.is_counted() else np.inf
+        columns = self.solver.getNumCol()
         nodes = 1 + left / (PER_NODE + columns * PER_COLUMN)
         pivots = UNLIMITED if integral else 1 + left / (columns * PER_PIVOT[integral])
-        time_limit = self.solver.getRunTime() + PUNCTUALITY * clock.wall_left(deadline)
         self.solver.setOptionValue("time_limit", time_limit)
         self.solver.setOptionValue("mip_max_nodes", int(min(nodes, UNLIMITED)))
         self.solver.setOptionValue("simplex_iteration_limit", int(min(pivots, UNLIMITED)))

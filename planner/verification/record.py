@@ -1,5 +1,6 @@
 """What a verification found: checks that pass or fail, and numbers of a framework beside ours."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -106,12 +107,12 @@ class Verification(Record):
         return all(check.passed for check in self.checks)
 
     def data(self) -> dict[str, Any]:
-        """The documented JSON."""
+        """The documented JSON, in which what is not finite is null."""
         return {
             "schema": "meshwright/verification/1",
             "passed": self.passed,
             **self.model_dump(mode="json", exclude={"checks", "comparisons"}),
-            "checks": [{**c.model_dump(mode="json"), "passed": c.passed} for c in self.checks],
+            "checks": [{**json.loads(c.model_dump_json()), "passed": c.passed} for c in self.checks],
             "comparisons": {
                 c.name.replace(" ", "_"): {**c.model_dump(mode="json"), "error": c.error}
                 for c in self.comparisons

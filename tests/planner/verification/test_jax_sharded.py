@@ -10,6 +10,7 @@ jax = pytest.importorskip("jax")
 from planner import from_jax  # noqa: E402
 from planner.errors import InputError  # noqa: E402
 from planner.verification.programs.jax_sharded import check_finite, compared, filled, nudged  # noqa: E402
+from planner.verification.record import Check, Verification  # noqa: E402
 
 pytestmark = pytest.mark.jax
 
@@ -46,6 +47,15 @@ def test_what_is_not_finite_is_never_the_same_as_what_is(bad: float) -> None:
     assert compared(expected, wrong, wrong)[0]["error"] == np.inf
     assert compared(wrong, wrong, wrong)[0]["error"] == 0
     assert compared(hidden, expected, {"a": np.array([1.0, bad])})[0]["error"] == 2.0
+
+
+def test_what_is_not_finite_is_null_in_the_answer() -> None:
+    check = Check(name="loss", expected=1.0, found=np.nan, error=np.inf, limit=1e-4)
+    answer = Verification(tool="jax", versions=("jax",), what="a step", checks=(check,)).data()
+    assert not answer["passed"]
+    assert answer["checks"] == [
+        {"name": "loss", "expected": 1.0, "found": None, "error": None, "limit": 1e-4, "passed": False}
+    ]
 
 
 def test_states_of_optimizers_are_not_negative() -> None:
