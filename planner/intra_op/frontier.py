@@ -29,9 +29,6 @@ STARTS = 2
 LARGEST_BATCH = 2**20
 """Entries of the largest temporary array."""
 
-PER_STEP, PER_STATE = 5e-4, 1.2e-7
-"""About what one more node takes, and each of its strategies with each state [s]."""
-
 LARGEST_KEY = 2**62
 """Of the number that stands for what a state takes."""
 
@@ -156,7 +153,7 @@ def _extended(network: Network, states: States, v: int, slack: float) -> tuple[N
             table, taken = network.tables[u][v], states.taken[:, k]
             costs -= table.min()
             near.append((table, network.rows_of(u, v, taken), network.rows_of(v, u, every)))
-    clock.work(PER_STEP + PER_STATE * states.cost.size * costs.size)
+    clock.work(clock.FRONTIER_OF_A_NODE + clock.FRONTIER_OF_A_STATE * states.cost.size * costs.size)
     size = max(1, LARGEST_BATCH // costs.size)
     found = []
     for first in range(0, states.cost.size, size):

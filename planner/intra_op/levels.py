@@ -22,10 +22,6 @@ from planner.intra_op.tables import Classes, Edge, Numbers, Tables, together
 LARGE = 8192
 """Entries from which on tables are not put side by side: edges that share one then read it from the nearest cache."""
 
-PER_STEP, PER_ENTRY, PASSES_TO_LAY_OUT = 1.2e-5, 1.2e-9, 15
-"""About what a pass of messages takes at each level and each group of edges, and for each entry of their tables [s];
-and how many of them take as long as laying everything out."""
-
 
 class Slots(NamedTuple):
     """Strategies as the messages into them see them, message by message."""
@@ -137,9 +133,10 @@ class Layout:
         self.pieces = Pieces(network, dict(zip(self.nodes, self.first.tolist(), strict=False)))
         groups = [tables for level in self.levels for tables in (*level.behind, *level.ahead)]
         entries = sum(tables.costs.size for tables in groups)
-        self.pass_seconds = PER_STEP * (len(self.levels) + len(groups)) + PER_ENTRY * entries
+        by_group = clock.MESSAGES_OF_A_GROUP * (len(self.levels) + len(groups))
+        self.pass_seconds = by_group + clock.MESSAGES_OF_AN_ENTRY * entries
         """About what one pass of messages takes."""
-        clock.work(PASSES_TO_LAY_OUT * self.pass_seconds)
+        clock.work(clock.LAYING_OUT * self.pass_seconds)
 
     def strategies(self, v: int) -> slice:
         """Places of a node's strategies."""

@@ -54,15 +54,6 @@ LEAST_DROPPED = 0.3
 PUNCTUALITY = 0.9
 """Share of the time left that the solver is told, since it looks at its clock only now and then."""
 
-PER_NODE, PER_COLUMN = 5e-4, 2e-5
-"""About what a branch of the integer program takes, and for each of its columns [s]."""
-
-PER_PIVOT = 2e-8, 5e-8
-"""About what an iteration takes for each column, of the relaxation and of the integer program with its cuts [s]."""
-
-FIRST_PIVOTS = 100
-"""Iterations that take as long as the solver needs to begin."""
-
 UNLIMITED = 2**31 - 1
 
 MAX_ROWS_AT_ONCE = 30
@@ -176,7 +167,7 @@ class LocalPolytope:
         kind = highspy.HighsVarType.kInteger if integral else highspy.HighsVarType.kContinuous
         columns = np.arange(self.num_binary, dtype=np.int32)
         self.solver.changeColsIntegrality(self.num_binary, columns, np.full(self.num_binary, kind))
-        self.solver.setOptionValue("presolve", "off" if integral else "choose")
+        self.solver.setOptionValue("presolve", "off" if integral else "choose")  # it is reduced already
         self._limit(deadline, integral=integral)
         run(self.solver)
         self._count(integral=integral)
@@ -187,8 +178,8 @@ class LocalPolytope:
         time_limit = self.solver.getRunTime() + PUNCTUALITY * clock.wall_left(deadline)
         left = max(deadline - clock.now(), 0.0) if clock.is_counted() else np.inf
         columns = self.solver.getNumCol()
-        nodes = 1 + left / (PER_NODE + columns * PER_COLUMN)
-        pivots = UNLIMITED if integral else 1 + left / (columns * PER_PIVOT[integral])
+        nodes = 1 + left / (clock.BRANCH + clock.BRANCH_OF_A_COLUMN * columns)
+        pivots = UNLIMITED if integral else 1 + left / (clock.PIVOT_OF_A_COLUMN * columns)
         self.solver.setOptionValue("time_limit", time_limit)
         self.solver.setOptionValue("mip_max_nodes", int(min(nodes, UNLIMITED)))
         self.solver.setOptionValue("simplex_iteration_limit", int(min(pivots, UNLIMITED)))
@@ -196,8 +187,9 @@ class LocalPolytope:
     def _count(self, *, integral: bool) -> None:
         """Count what the solver did."""
         info, columns = self.solver.getInfo(), self.solver.getNumCol()
-        pivots = FIRST_PIVOTS + max(info.simplex_iteration_count, 0) + max(info.ipm_iteration_count, 0)
-        clock.work(columns * pivots * PER_PIVOT[integral])
+        pivots = max(info.simplex_iteration_count, 0) + max(info.ipm_iteration_count, 0)
+        each = clock.PIVOT_WITH_CUTS if integral else clock.PIVOT_OF_A_COLUMN
+        clock.work(each * columns * (clock.PIVOTS_TO_BEGIN + pivots))
 
     def weights(self) -> dict[int, Array]:
         """How much of each strategy the last answer takes, by node."""

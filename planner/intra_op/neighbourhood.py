@@ -36,9 +36,6 @@ TURNS_PER_LOOK = 10
 
 GREEDY_ROUNDS = 4
 
-PER_NODE = 2e-5
-"""About what it takes to cut a node out with a part [s]."""
-
 
 class Found(NamedTuple):
     """A choice that fits."""
@@ -123,7 +120,7 @@ class NeighbourhoodSearch:
             self.size = int(self.size * GROWTH if quick else max(SMALLEST_PART, self.size / GROWTH**2))
 
     def _solve(self, nodes: set[int], deadline: float) -> None:
-        clock.work(PER_NODE * len(nodes))
+        clock.work(clock.CUTTING_A_NODE_OUT * len(nodes))
         inside = {v: self.found.choice[v] for v in nodes}
         capacity = self.network.capacity - self.taken + demand(self.network, one_hot(self.network, inside))
         whole = self.network.part(nodes, self.found.choice, capacity)

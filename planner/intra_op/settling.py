@@ -39,9 +39,6 @@ FIRST_PRICES, LATER_PRICES = (1.0, 0.8), (0.8, 0.5)
 """Shares of the prices of memory under which a choice is bettered: those of the best bound leave memory free that
 cheaper ones fill, while what does not fit is taken back."""
 
-PER_MOVE = 2e-4
-"""About what a move that is tried takes [s]."""
-
 DEARER, FASTER, ROUNDS = 0.01, 1.25, 60
 """What an exceeded row's price rises by at first, in the sum of all prices (in ones where all are zero); what that is
 multiplied by from round to round; and how many there are."""
@@ -148,7 +145,7 @@ class Settling:
 
     def _move(self, v: int) -> set[int]:
         """Try other strategies of a node, let its neighbours follow and then itself; what changed for the better."""
-        clock.work(PER_MOVE)
+        clock.work(clock.TRYING_A_MOVE)
         for s in np.argsort(self.scores[v], kind="stable")[:ALTERNATIVES].tolist():
             if s == self.choice[v]:
                 continue

@@ -41,9 +41,6 @@ PAIRS_PER_ROW = 4
 MAX_ENTRIES = 2**21
 """Entries of the largest table that an elimination looks at."""
 
-PER_NODE, PER_ENTRY = 2.5e-4, 2e-8
-"""About what a look at a node takes, and at each entry of its tables [s]."""
-
 
 def shrink(network: Network, deadline: float = np.inf) -> None:
     """Reduce ``network`` in place until nothing changes, or until the clock (`planner.intra_op.clock`) says so.
@@ -83,7 +80,8 @@ def _propagate(
         v = queue.popleft()
         waiting.discard(v)
         if v in network.nodes:
-            clock.work(PER_NODE + PER_ENTRY * sum(table.size for table in network.tables[v].values()))
+            entries = sum(table.size for table in network.tables[v].values())
+            clock.work(clock.REDUCING_A_NODE + clock.REDUCING_AN_ENTRY * entries)
             changed = reduce(network, v) & network.nodes
             queue.extend(sorted(changed - waiting))
             waiting |= changed

@@ -62,7 +62,7 @@ def core_program(module: Any, inputs: Sequence[Any], trips: int | None, gradient
     keeping: AbstractContextManager[list[str]] = kept_functions() if gradient else nullcontext([])
     with keeping as notes, kept_stops() if gradient else nullcontext(), kept_autocast():
         exported = _exported(module, inputs, notes)
-        if any(node.name.startswith("_add_batch_dim") for node in exported.graph.nodes):
+        if any(getattr(node.target, "__name__", "") == "_add_batch_dim" for node in exported.graph.nodes):
             exported = exported.run_decompositions({})  # torch.vmap becomes operators with one more dim
         notes += [HOOKS] if gradient and hooked(module) and HOOKS not in notes else []
         _check_names(module)

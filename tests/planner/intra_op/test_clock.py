@@ -1,6 +1,7 @@
 """Counted work: the same course on every machine, and a limit on the wall that ends it."""
 
 import random
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -80,12 +81,18 @@ def test_shares_of_what_is_left_are_numbers_when_it_is_late() -> None:
         assert clock.now() > deadline - 0.5 * (deadline - now)
 
 
-def test_counts_are_of_one_thread_and_end_with_it() -> None:
+def test_counts_are_of_one_thread_and_what_is_counted_within_counts_outside() -> None:
+    elsewhere: list[bool] = []
     with clock.counted(60.0):
         clock.work(3.0)
         with clock.counted(10.0):
             assert clock.now() == 0
-        assert clock.now() == 3
+            clock.work(1.0)
+        assert clock.now() == 4
+        other = threading.Thread(target=lambda: elsewhere.append(clock.is_counted()))
+        other.start()
+        other.join()
+    assert elsewhere == [False]
     before = clock.now()
     clock.work(1e6)
     assert clock.now() < before + 1e5

@@ -195,17 +195,18 @@ def test_a_module_that_fails_says_where() -> None:
 
 def test_functions_of_each_weight_are_one_of_all() -> None:
     """``vmap`` over weights: what it leaves in an export has one dim more than it says."""
-    weights = torch.ones(4, 16, 16)
 
-    def ensemble(first: Any, second: Any, x: Any) -> Any:
-        return torch.func.vmap(lambda w: (first(x) @ w).tanh())(weights.to(x.device)).mean()
+    class Ensemble(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.nn.Parameter(torch.ones(4, 16, 16))
 
-    written = program_of(lambda first, second, x: (first(x) @ weights.to(x.device)[:, None]).tanh().mean(), X)
-    mapped = program_of(ensemble, X)
-    assert products(mapped) == products(written)
-    assert {v.shape for v in written.values if v.role == "parameter"} == {
-        v.shape for v in mapped.values if v.role == "parameter"
-    }
+        def forward(self, x: Any) -> Any:
+            return torch.func.vmap(lambda w: (x @ w.T).tanh())(self.weights).mean()
+
+    program = clean(from_torch(Ensemble(), torch.ones(8, 16), gradient=True))
+    assert {v.shape for v in program.values if v.role == "parameter"} == {(4, 16, 16)}
+    assert products(program) == 2  # of all, and the gradient of all weights
 
 
 def test_slices_of_complex_numbers_can_be_assigned() -> None:
