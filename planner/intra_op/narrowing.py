@@ -42,24 +42,26 @@ SHARE = 0.5
 """Of the time left, what a part may take."""
 
 
-def solve_narrowed(network: Network, deadline: float, most: float = np.inf) -> NetworkAnswer:
+def solve_narrowed(
+    network: Network, deadline: float, most: float = np.inf, largest: float = np.inf
+) -> NetworkAnswer:
     """As `planner.intra_op.anytime.solve_network`, by way of ever larger parts of the strategies.
 
     Where only a choice that costs at most so much is of use, a dearer one may be given where there is none, or none at
-    ``inf``.
+    ``inf``. Raises `planner.intra_op.parts.TooLarge` where memory leaves a part of more than ``largest`` entries.
     """
     if not isinstance(network, Compact):
-        answer = solve_narrowed(Compact.of(network), deadline, most)
+        answer = solve_narrowed(Compact.of(network), deadline, most, largest)
         return replace(answer, choice=network.expand(answer.choice) if answer.choice else {})
     settle(network)
     if not network.rows.size:
         return solve_unlimited(network, deadline, most + 1)
     fold(network)
     network.propagate()
-    return _under_memory(network, deadline, most)
+    return _under_memory(network, deadline, most, largest)
 
 
-def _under_memory(network: Compact, deadline: float, most: float) -> NetworkAnswer:
+def _under_memory(network: Compact, deadline: float, most: float, largest: float) -> NetworkAnswer:
     relaxation, dearest = Relaxation(network, {}), _dearest(network)
     best = ascend(network, relaxation, min(most, dearest), deadline)
     if best.lower_bound > dearest:
@@ -68,11 +70,11 @@ def _under_memory(network: Compact, deadline: float, most: float) -> NetworkAnsw
     bound, prices, slack = relaxation.bound(), relaxation.known_prices, FIRST_SLACK
     while not best.proven and best.lower_bound <= most and slack < LAST_SLACK and clock.now() < deadline:
         least, now = best.lower_bound, clock.now()
-        near = best.cost <= least + NEAR * slack * abs(least)
         useful = min(most, best.cost - 1)
+        near = useful <= least + NEAR * slack * abs(least)
         target = useful if near else min(useful, np.floor(least + slack * abs(least)))
         until = deadline if target == useful else now + SHARE * (deadline - now)
-        best = combined(cheapest_within(network, bound, least, target, prices, until), best)
+        best = combined(cheapest_within(network, bound, least, target, prices, until, largest), best)
         if best.lower_bound <= target:  # its time was up, and what follows would be larger
             if target == useful:
                 return best
@@ -84,7 +86,7 @@ def _under_memory(network: Compact, deadline: float, most: float) -> NetworkAnsw
         answer = solve_network(network.written_out(), deadline)
         return NetworkAnswer(network.expand(answer.choice), answer.cost, answer.lower_bound)
     most = min(most, best.cost - 1)
-    return combined(cheapest_within(network, bound, best.lower_bound, most, prices, deadline), best)
+    return combined(cheapest_within(network, bound, best.lower_bound, most, prices, deadline, largest), best)
 
 
 def _dearest(network: Network) -> float:

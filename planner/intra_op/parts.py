@@ -35,14 +35,25 @@ SMALLER = 0.8
 """Of the strategies of a part: what must be left at most for messages to start anew there."""
 
 
+class TooLarge(Exception):  # noqa: N818, it is no error
+    """What is left of a part has more entries than are to be decided."""
+
+
 def cheapest_within(
-    network: Compact, bound: Bound, least: float, most: float, prices: Mapping[int, float], deadline: float
+    network: Compact,
+    bound: Bound,
+    least: float,
+    most: float,
+    prices: Mapping[int, float],
+    deadline: float,
+    largest: float = np.inf,
 ) -> NetworkAnswer:
     """The best choice of a network if it costs at most so much, by original numbers.
 
     Where there is none, or none was found, a dearer one may be given, or none at ``inf``; the lower bound is just above
     ``most`` at most. No choice costs less than ``least``. ``bound`` is what messages say of the network, and ``prices``
-    of memory, by original row, are where others start from.
+    of memory, by original row, are where others start from. Raises `TooLarge` where more than ``largest`` entries of
+    tables are left to be decided.
     """
     best, size = replace(NOTHING, lower_bound=least), np.inf
     try:
@@ -51,7 +62,7 @@ def cheapest_within(
             if not part.rows.size:
                 return combined(solve_unlimited(part, deadline, most + 1), best)
             if part.num_strategies > SMALLER * size or clock.now() > deadline:
-                return combined(_decided(part, prices, deadline, most + 1), best)
+                return combined(_decided(part, prices, deadline, most + 1, largest), best)
             size, relaxation = part.num_strategies, Relaxation(part, prices)
             best = combined(ascend(part, relaxation, most, deadline, best.lower_bound), best)
             most = min(most, best.cost - 1)
@@ -72,7 +83,7 @@ def ascend(
     """
     best, helps = replace(NOTHING, lower_bound=least), True
     while helps and best.lower_bound <= min(most, best.cost - 1):
-        before = best.lower_bound
+        before = relaxation.value()
         for _ in range(STEPS):
             relaxation.sweep()
             reached = relaxation.value()
@@ -89,7 +100,8 @@ def ascend(
         value = relaxation.best - MARGIN * abs(relaxation.best)
         best = combined(replace(NOTHING, lower_bound=value), best)
         lacks = min(most, best.cost - 1) - before
-        helps = value - before > min(CLOSED * lacks, GAINED * abs(value)) and clock.now() <= deadline
+        gained = relaxation.best - before
+        helps = gained > min(CLOSED * lacks, GAINED * abs(value)) and clock.now() <= deadline
     return best
 
 
@@ -109,11 +121,15 @@ def left(network: Compact, bound: Bound, most: float) -> Compact:
     return part
 
 
-def _decided(part: Compact, prices: Mapping[int, float], deadline: float, below: float) -> NetworkAnswer:
+def _decided(
+    part: Compact, prices: Mapping[int, float], deadline: float, below: float, largest: float
+) -> NetworkAnswer:
     """The best choice of a part with all its tables, by original numbers, if it costs less than ``below``."""
     network = part.written_out()
     try:
         shrink(network, deadline)
+        if network.size > largest:
+            raise TooLarge
         if network.rows.size:
             answer = solve_network(network, deadline, below, prices)
         else:

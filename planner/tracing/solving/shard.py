@@ -14,6 +14,7 @@ from planner.garbage import uncollected
 from planner.intra_op import clock
 from planner.intra_op.answers import NetworkAnswer, combined
 from planner.intra_op.narrowing import solve_narrowed
+from planner.intra_op.parts import TooLarge
 from planner.tracing.layouts import Layout, NamedMesh, Partition
 from planner.tracing.program import Operation, Program, elements
 from planner.tracing.sharded import CollectiveUse, OperatorSharding, ShardedProgram, SharedCopy
@@ -35,8 +36,12 @@ from planner.tracing.solving.rings import from_both_ends, ring_of
 from planner.tracing.solving.setting import Conditions, Setting, may_recompute, set_up, tabulated
 from planner.tracing.solving.shared_copies import readers_of_copies
 
-SECOND_RUNS = 0.75
-"""Of the time left, where memory is short: for choices with second runs of operators."""
+NO_SLOWER, WITHOUT = 0.25, 0.25
+"""Of the time left, where memory is short: for a choice within the limit that is as fast as one without it; and for one
+without second runs of operators, where choices with them are many."""
+
+AT_FIRST = 500_000
+"""Entries of what is left of a program with second runs, up to which it is decided before a choice without is known."""
 
 
 @uncollected()
@@ -83,12 +88,23 @@ class _Solved(NamedTuple):
     proven: bool
 
 
-def _solved(setting: Setting, deadline: float, below: float) -> _Solved:
-    """Within the limit; raises `Infeasible` where nothing was found that takes less than ``below`` [s]."""
+class _NoneAsFast(Infeasible):
+    """Nothing was found that is fast enough to be of use."""
+
+    def __init__(self, bound: float, proven: bool) -> None:
+        super().__init__("no layouts are as fast")
+        self.bound = bound
+        """Of what there is [s]."""
+        self.proven = proven
+        """Whether there is nothing."""
+
+
+def _solved(setting: Setting, deadline: float, below: float, largest: float) -> _Solved:
+    """Within the limit; raises `_NoneAsFast` where nothing was found that takes at most ``below`` [s]."""
     most = np.ceil(below / setting.problem.tick)
-    answer = solve_narrowed(setting.problem.network(setting.memory_limit), deadline, most)
-    if not answer.choice:
-        raise Infeasible("no layouts are as fast")
+    answer = solve_narrowed(setting.problem.network(setting.memory_limit), deadline, most, largest)
+    if not answer.choice or answer.cost > most:
+        raise _NoneAsFast(_bound(setting, answer), answer.lower_bound > most)
     return _read_back(setting, answer)
 
 
@@ -111,15 +127,24 @@ def _unlimited(setting: Setting, deadline: float) -> _Solved:
 
 def _read_back(setting: Setting, answer: NetworkAnswer) -> _Solved:
     """What an answer means."""
-    problem = setting.problem
-    chosen = without_idle_copies(setting.nodes, chosen_options(problem, answer.choice))
-    rounded = (len(problem.seconds) + len(problem.links)) / 2
-    bound = max(0.0, answer.lower_bound - rounded) * problem.tick
+    chosen = without_idle_copies(setting.nodes, chosen_options(setting.problem, answer.choice))
+    bound = _bound(setting, answer)
     return _Solved(setting, chosen, setting.estimate(chosen), answer.cost, bound, answer.proven)
 
 
+def _bound(setting: Setting, answer: NetworkAnswer) -> float:
+    """What an answer proves [s], of tables whose numbers are rounded to whole ticks."""
+    rounded = (len(setting.problem.seconds) + len(setting.problem.links)) / 2
+    return max(0.0, answer.lower_bound - rounded) * setting.problem.tick
+
+
 def _fitting(
-    setting: Setting, fold: bool | None, deadline: float, last: float, below: float = math.inf
+    setting: Setting,
+    fold: bool | None,
+    deadline: float,
+    last: float,
+    below: float = math.inf,
+    largest: float = math.inf,
 ) -> _Solved:
     """Within the limit, which counts what operators move for themselves where a choice without that exceeds it.
 
@@ -128,7 +153,7 @@ def _fitting(
     """
     began, bound = clock.now(), 0.0
     while True:
-        best = _solved(setting, deadline, below)
+        best = _solved(setting, deadline, below, largest)
         bound = max(bound, best.bound)  # what counts more memory is no faster
         values = _moved_too_much(best)
         if not values:
@@ -175,26 +200,36 @@ def _too_little(free: _Solved, setting: Setting) -> Infeasible:
 def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Solved:
     """With second runs, unless without them the limit costs nothing; ``free`` is without a limit.
 
-    Where choices with them are not proven in time, those without are looked for, too.
+    Where choices with them are many, those without come first, of which there are far fewer: nothing slower need be
+    looked at then.
     """
-    now = clock.now()
-    if free.proven and (same := _no_slower(free, deadline - SECOND_RUNS * (deadline - now))):
+    if free.proven and (same := _no_slower(free, _soon(NO_SLOWER, deadline))):
         return same
-    now = clock.now()
+    again = may_recompute(free.setting, fold)
     try:
-        until = now + SECOND_RUNS * (deadline - now)
-        best = _fitting(may_recompute(free.setting, fold), fold, until, deadline)
-    except SolverStopped as stopped:
-        try:
-            return _fitting(free.setting, fold, deadline, deadline)._replace(bound=free.bound, proven=False)
-        except Infeasible:
-            raise stopped from None
-    best = best._replace(bound=max(free.bound, best.bound))
-    if not best.proven:
+        best = _fitting(again, fold, deadline, deadline, largest=AT_FIRST)
+    except (TooLarge, SolverStopped):
+        plain = None
         with suppress(Infeasible, SolverStopped):
-            first = _fitting(free.setting, fold, deadline, deadline, best.estimate.seconds)
-            best = min(best, first._replace(bound=best.bound, proven=False), key=lambda s: s.estimate.seconds)
-    return best
+            plain = _fitting(free.setting, fold, _soon(WITHOUT, deadline), deadline)
+        best = _faster(plain, again, fold, deadline) if plain else _fitting(again, fold, deadline, deadline)
+    return best._replace(bound=max(free.bound, best.bound))
+
+
+def _faster(plain: _Solved, again: Setting, fold: bool | None, deadline: float) -> _Solved:
+    """The best choice with second runs, or ``plain`` where none that is faster is found."""
+    try:
+        best = _fitting(again, fold, deadline, deadline, plain.estimate.seconds)
+    except _NoneAsFast as slower:
+        return plain._replace(bound=slower.bound, proven=slower.proven)
+    except SolverStopped:
+        return plain._replace(bound=0.0, proven=False)
+    return min(best, plain._replace(bound=best.bound, proven=best.proven), key=lambda s: s.estimate.seconds)
+
+
+def _soon(share: float, deadline: float) -> float:
+    now = clock.now()
+    return now + share * (deadline - now)
 
 
 def _no_slower(free: _Solved, deadline: float) -> _Solved | None:

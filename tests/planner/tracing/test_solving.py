@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 jax = pytest.importorskip("jax")
-from jax_layers import Sizes  # noqa: E402
+from jax_layers import Sizes, block  # noqa: E402
 from jax_models import MODELS  # noqa: E402
 
 from cluster_specs.units import format_bytes  # noqa: E402
@@ -23,6 +23,8 @@ from planner.intra_op.answers import NetworkAnswer  # noqa: E402
 from planner.intra_op.compact import Compact  # noqa: E402
 from planner.intra_op.ilp import solve  # noqa: E402
 from planner.intra_op.narrowing import solve_narrowed  # noqa: E402
+from planner.intra_op.network import Network  # noqa: E402
+from planner.intra_op.parts import TooLarge  # noqa: E402
 from planner.intra_op.problem import StrategyProblem  # noqa: E402
 from planner.tracing.program import Operation, Program, Tie, Value  # noqa: E402
 from planner.tracing.reading.from_jax import from_jax  # noqa: E402
@@ -200,6 +202,35 @@ def test_optimizer_states_may_lie_otherwise_than_weights() -> None:
     assert shards(tight, "moments") > shards(tight, "parameters")
 
 
+@pytest.mark.parametrize(("width", "fits"), [(256, True), (512, False)])
+def test_where_choices_are_many_those_without_second_runs_come_first(
+    width: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is faster than they are is looked for then; anything, where none of them fits."""
+    case = block(Sizes(1, width, width // 64, width // 128, width, 1000, 32, width, "bfloat16"))
+    program, mesh = from_jax(case.step, *case.arguments), {"data": 2, "model": 4}
+    limit = 0.95 * shard(program, "dgx-h100:1", mesh).memory_bytes
+    expected = shard(program, "dgx-h100:1", mesh, memory_limit=limit)
+    limits: list[float] = []
+
+    def noted(
+        network: Network, deadline: float, most: float = math.inf, largest: float = math.inf
+    ) -> NetworkAnswer:
+        if largest < math.inf:
+            raise TooLarge
+        limits.append(most)
+        return solve_narrowed(network, deadline, most)
+
+    monkeypatch.setattr("planner.tracing.solving.shard.solve_narrowed", noted)
+    found = shard(program, "dgx-h100:1", mesh, memory_limit=limit)
+    _, no_slower, *rest = limits
+    assert expected.recomputed
+    assert found.seconds == expected.seconds
+    assert found.proven
+    assert math.isfinite(rest[-1]) == fits
+    assert all(most > no_slower for most in rest)
+
+
 def test_second_runs_are_not_looked_for_where_the_limit_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -357,9 +388,11 @@ def test_convolutions_on_three_axes_are_settled_however_long_messages_run(
     """Messages leave a gap of three percent here: hubs close it, however much frontiers may hold."""
     _, program = program_of("resnet", Sizes(1, 1024, batch=512, dtype="bfloat16"))
     setting = set_up(program, "dgx-h100:128", {"pod": 16, "data": 8, "model": 8})
-    first = solve_narrowed(setting.problem.network(math.inf), time.monotonic() + 20)
+    with clock.counted(60) as soon:
+        first = solve_narrowed(setting.problem.network(math.inf), soon)
     monkeypatch.setattr(unlimited, "SWEEPS", sweeps)
     monkeypatch.setattr(unlimited, "PROVEN", unlimited.PROVEN // states)
     monkeypatch.setattr(unlimited, "solve_network", None)
-    answer = solve_narrowed(setting.problem.network(math.inf), time.monotonic() + 20)
+    with clock.counted(60) as soon:
+        answer = solve_narrowed(setting.problem.network(math.inf), soon)
     assert answer.cost == answer.lower_bound == first.cost
