@@ -81,7 +81,7 @@ def row_of(name: str) -> dict[str, Any]:
         "source": "benchmarks/tracking_adapters.py (FSDPMemTracker of PyTorch, fake tensors, second step)",
         "quality": "A",
         "series": "torch-adapters",
-        "model": {"name": model, "seq": int(seq)},
+        "model": {"name": model, "seq": int(seq), "dropout": 0},
         "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": ranks},
         "adapter": adapter,
         "parallel": {

@@ -116,6 +116,11 @@ MICRO_BATCHES: Mapping[str, int] = {
 }  # fmt: skip
 """Sequences at once, where they are not 8."""
 
+DROPPING = (
+    "bart", "biogpt", "electra", "gpt_bigcode", "m2m_100", "mt5", "xglm",
+)  # fmt: skip
+"""Families whose class drops a share of results by itself."""
+
 CASES: Mapping[str, Mapping[str, Any]] = {
     f"{family}/{recompute}-{LENGTHS.get(family, 512)}-{attn}": {
         "attn": attn, "recompute": recompute, "micro_batch": MICRO_BATCHES.get(family, 8),
@@ -124,6 +129,11 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     for recompute in ("none", "full")
     for attn in ("flash", "plain")
     if family not in PLAIN_ONLY or attn == "plain"
+} | {
+    f"{family}/none-{LENGTHS.get(family, 512)}-plain-dropout": {
+        "attn": "plain", "recompute": "none", "micro_batch": MICRO_BATCHES.get(family, 8), "dropout": True,
+    }
+    for family in DROPPING
 }  # fmt: skip
 """Family, recomputation, tokens and kernel -> what differs from what is usual."""
 

@@ -3,7 +3,9 @@
     pip install torch==2.13.0 transformers==5.23.0
     python benchmarks/tracking_transformers.py    # write tests/published/torch_transformers.jsonl again
 
-As tracking.py, with models of transformers: layers are units of FSDP2, the loss is the model's own. Dropout is off.
+As tracking.py, with models of transformers: layers are units of FSDP2, the loss is the model's own. Dropout is off but
+for cases of it, where it is what the class has: as a GPU's kernels keep it, a byte for each element, and as kernels of
+attention draw it anew.
 What transformers would learn from the values of positions, it is told: that no sequences are packed. Weights that begin
 as truncated normals begin as they are, since rejecting a draw looks at its value.
 
@@ -87,6 +89,17 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "falcon-7b/full-2048-plain": {"attn": "plain", "recompute": "full", "shard": 16},
     "gpt-oss-20b/none-512": {"attn": "plain", "shard": 32},
     "opt-13b/none-1024-kept": {"reshard": False, "shard": 32},
+    "bert-large/none-512-mb16-dropout": {"micro_batch": 16, "dropout": True},
+    "bert-large/none-512-plain-mb16-dropout": {"attn": "plain", "micro_batch": 16, "dropout": True},
+    "bert-large/full-512-plain-mb32-dropout": {
+        "attn": "plain", "recompute": "full", "micro_batch": 32, "dropout": True,
+    },
+    "gpt2-xl/none-1024-mb4-dropout": {"micro_batch": 4, "dropout": True},
+    "gpt2-large/none-1024-plain-dropout": {"attn": "plain", "micro_batch": 2, "dropout": True},
+    "gpt2-xl/full-1024-mb16-dropout": {"recompute": "full", "micro_batch": 16, "dropout": True},
+    "t5-small/none-512-mb16-dropout": {"micro_batch": 16, "attn": "plain", "dropout": True},
+    "t5-11b/none-512-dropout": {"shard": 32, "attn": "plain", "dropout": True},
+    "opt-1.3b/none-2048-dropout": {"dropout": True},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""
 
@@ -100,6 +113,10 @@ CLASSES: Mapping[str, str] = {
 """Family -> class of transformers, where it is no causal language model."""
 
 
+DROPPED = ("pdrop", "dropout", "dropout_prob", "dropout_rate")
+"""How configurations end the names of shares that are dropped; whole layers, ``layerdrop``, never are here."""
+
+
 def row_of(name: str) -> dict[str, Any]:
     """The case as a run (docs/formats.md), not yet measured."""
     return row_of_case(name, CASES[name])
@@ -111,6 +128,7 @@ def row_of_case(name: str, differs: Mapping[str, Any]) -> dict[str, Any]:
     recompute, seq = rest.split("-")[:2]
     case = {**USUAL, "reduce_dtype": "bfloat16", "attn": "flash", **differs}
     shard, replicate, reshard = case.pop("shard"), case.pop("replicate"), case.pop("reshard")
+    dropout = {} if case.pop("dropout", False) else {"dropout": 0}
     if recompute != case["recompute"]:
         raise ValueError(f"{name} recomputes {case['recompute']}")
     return {
@@ -118,7 +136,7 @@ def row_of_case(name: str, differs: Mapping[str, Any]) -> dict[str, Any]:
         "source": "benchmarks/tracking_transformers.py (FSDPMemTracker of PyTorch, fake tensors, second step)",
         "quality": "A",
         "series": "torch-transformers",
-        "model": {"name": model, "seq": int(seq)},
+        "model": {"name": model, "seq": int(seq), **dropout},
         "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": shard},
         "parallel": {
             "stack": "hf-fsdp", "dp": shard, "dp_shard": shard, "dp_replicate": replicate, "pp": 1, "cp": 1,
@@ -134,11 +152,34 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
 
     plan = row["parallel"]
     dtype = getattr(torch, plan["master_dtype"])
-    return tracked(row, lambda: named_model(row["model"]["name"], plan, dtype), sharded, loss_of)
+    dropped = row["model"].get("dropout")
+    if dropped is None:
+        _drop_as_on_gpus()
+    return tracked(row, lambda: named_model(row["model"]["name"], plan, dtype, dropped), sharded, loss_of)
 
 
-def named_model(name: str, plan: Mapping[str, Any], dtype: Any) -> Any:
-    """A shipped model as transformers has it, with weights in ``dtype``, that trains as ``plan`` says."""
+def _drop_as_on_gpus() -> None:
+    """Dropout keeps a mask, which PyTorch's on CPUs has in the type of what it drops; fused attention keeps none.
+
+    A share of nothing leaves what it is given.
+
+    Source: pytorch/pytorch ``aten/src/ATen/native/Dropout.cpp`` (``is_fused_kernel_acceptable``).
+    """
+    import torch
+    from torch.nn import functional
+
+    attend = functional.scaled_dot_product_attention
+    functional.dropout = lambda x, p=0.5, training=True, inplace=False: (
+        torch.native_dropout(x, p, training)[0] if p and training else x
+    )
+    functional.scaled_dot_product_attention = lambda *given, dropout_p=0.0, **how: attend(*given, **how)
+
+
+def named_model(name: str, plan: Mapping[str, Any], dtype: Any, dropout: float | None = 0.0) -> Any:
+    """A shipped model as transformers has it, with weights in ``dtype``, that trains as ``plan`` says.
+
+    ``dropout`` is in place of every share that it drops; None: as the class has it.
+    """
     import transformers
     from transformers import AutoConfig, initialization, masking_utils
 
@@ -149,12 +190,11 @@ def named_model(name: str, plan: Mapping[str, Any], dtype: Any) -> Any:
     config = AutoConfig.for_model(named.family, **keys)
     config.use_cache, config.decoder_start_token_id = False, 0
     config._attn_implementation = KERNELS[plan["attn"]]
-    for key in (
-        key
-        for key in config.to_dict()
-        if key.endswith(("pdrop", "dropout", "dropout_prob", "dropout_rate", "layerdrop"))
-    ):
-        setattr(config, key, 0.0)
+    for key in config.to_dict():
+        if key.endswith("layerdrop"):
+            setattr(config, key, 0.0)
+        elif key.endswith(DROPPED) and dropout is not None:
+            setattr(config, key, dropout)
     masking_utils.find_packed_sequence_indices = lambda positions: None
     initialization.trunc_normal_ = lambda tensor, *_, **__: tensor
     made = getattr(transformers, CLASSES.get(named.family, "AutoModelForCausalLM"))

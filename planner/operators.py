@@ -148,7 +148,7 @@ KeepsTensor = Callable[[Block, Op, str], bool]
 
 
 def _is_listed(block: Block, op: Op, tensor: str) -> bool:
-    if tensor == op.attributes.get("probabilities"):
+    if tensor in named(op, "probabilities", "mask"):
         return False  # batched products are on no list, as MaxText's of names or torchtitan's of aten.mm
     return operator_rule(op).arithmetic in ("matmul", "attention") or op.kind in ROUTING_KINDS
 

@@ -44,9 +44,11 @@ def saves_elementwise(op: Op, block: Block, kernel: AttentionKernel) -> tuple[st
 
 
 def saves_attention(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    """A fused kernel keeps its result and a number for each row, plain attention its probabilities."""
+    """A fused kernel keeps its result and a number for each row, plain attention its probabilities, and a mask of those
+    that it drops.
+    """
     if kernel == "plain":
-        return (*op.inputs, *named(op, "score_cap", "probabilities"))
+        return (*op.inputs, *named(op, "score_cap", "probabilities", "mask"))
     return (*op.inputs, *op.outputs, *named(op, "log_sum_exp"))
 
 

@@ -62,6 +62,10 @@ def residuals(
         if probabilities in sizes:
             element = pricer.element_bytes(block.tensor[probabilities])
             wide = 0.0 if software.modules and op.attributes.get("narrow") else software.softmax_residuals
+            if (
+                "mask" in op.attributes
+            ):  # what the softmax made in the training type is no longer what a product reads
+                wide = wide or element
             found[probabilities] = wide * sizes[probabilities] / element
             found |= dict(_repeated_keys(pricer, block, op, sizes)) | dict(_cast(pricer, block, op, sizes))
         if op.kind == "combine":
@@ -179,7 +183,9 @@ def unread(software: SoftwareSpec, block: Block) -> frozenset[str]:
 
 
 def _arrays(software: SoftwareSpec, op: Op) -> float:
-    return software.activation_arrays.get(str(op.attributes.get("function")), 0.0)
+    """Where a share of its result is dropped, the next product does not keep this for it."""
+    arrays = software.activation_arrays.get(str(op.attributes.get("function")), 0.0)
+    return max(arrays, 0.0) if op.attributes.get("dropped") else arrays
 
 
 def _fused(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[str, float]:

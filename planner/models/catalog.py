@@ -17,6 +17,7 @@ from cluster_specs.texts import load_mapping
 from planner.errors import InputError, UnknownName
 from planner.graph import Graph, count_parameters
 from planner.models.classes import head_notes
+from planner.models.dropout import dropped_shares
 from planner.models.families import ARCHITECTURES, FAMILIES, FIXED_LENGTHS, SAME_TOWER, TRACE, UNPRICED
 from planner.models.measured import transformer_from_run
 from planner.models.model import Model
@@ -225,6 +226,7 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
     read = ConfigReader(config, origin)
     length = FIXED_LENGTHS[family](read) if family in FIXED_LENGTHS else 1
     parameters = count_parameters(_built(read, family, name, length))
+    dropped_shares(read, family)  # which shape nothing, but how it trains
     return Model(
         name=name,
         family=family,

@@ -57,6 +57,16 @@ class ConfigReader:
             raise self.fail(key, f"must be from {least} to {most}, found {value!r}")
         return int(value)
 
+    def share(self, *keys: str, default: float) -> float:
+        """A number from 0 up to, not with, 1."""
+        key = self._find(keys)
+        if key is None:
+            return default
+        value = self._config[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise self.fail(key, f"must be from 0 to below 1, found {value!r}")
+        return float(value)
+
     def flag(self, *keys: str, default: bool | None = None) -> bool:
         """A truth value; without a default it must be there."""
         key = self._find(keys)

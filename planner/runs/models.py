@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from cluster_specs.errors import InputError
+from planner.models.dropout import with_dropout
 from planner.models.model import Model
 from planner.runs.assumptions import Assumptions
-from planner.runs.record import RunFile
+from planner.runs.record import ModelSection, RunFile
 
 FAMILIES: Sequence[tuple[str, Mapping[str, str | bool]]] = (
     (r"qwen-?3(?![.-]?(5|next))|gemma-?[34]", {"qk_norm": "head"}),
@@ -52,7 +53,7 @@ def model_of(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Mod
     from planner.models.catalog import load_model, model_of_run
 
     if run.model.config is not None:
-        return _predicting(load_model(run.model.config), run.model.max_predictions_per_seq)
+        return _as_trained(load_model(run.model.config), run.model)
     if run.model.by_sizes:
         sizes = {key: value for key, value in run.model if value is not None}
         rows = sizes.get("vocab")
@@ -66,10 +67,19 @@ def model_of(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Mod
         if not {"ffn_hidden", "d_ff", "experts"} & sizes.keys() and isinstance(sizes.get("hidden"), int):
             sizes["ffn_hidden"] = _usual_width(sizes["hidden"], gated=sizes.get("gated_mlp", True))
             assume.made.append(f"ffn_hidden={sizes['ffn_hidden']} (as Megatron-LM has it)")
-        return model_of_run(sizes)
+        return _dropping(model_of_run(sizes), run.model.dropout)
     if run.model.name is None:
         raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
-    return _predicting(load_model(run.model.name), run.model.max_predictions_per_seq)
+    return _as_trained(load_model(run.model.name), run.model)
+
+
+def _as_trained(model: Model, said: ModelSection) -> Model:
+    """``model`` with what a run says of its training."""
+    return _predicting(_dropping(model, said.dropout), said.max_predictions_per_seq)
+
+
+def _dropping(model: Model, share: float | None) -> Model:
+    return model if share is None else with_dropout(model, share)
 
 
 def _predicting(model: Model, most: int | None) -> Model:

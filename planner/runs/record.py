@@ -132,6 +132,8 @@ class ModelSection(Section):
     """Tokens per sequence."""
     max_predictions_per_seq: int | None = Field(default=None, gt=0)
     """Tokens of each that an encoder's head predicts; None: all, or as the configuration says."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """In place of every share that transformers' class drops; None: as the configuration says."""
     layers: int | None = Field(default=None, gt=0)
     hidden: int | None = Field(default=None, gt=0)
 

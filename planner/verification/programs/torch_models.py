@@ -15,8 +15,7 @@ INITIAL_SPREAD = 0.1
 
 
 DROPOUT = ("pdrop", "dropout", "dropout_prob", "dropout_rate")
-"""How transformers' configurations end the names of shares that are dropped, which is not priced and is drawn anew by
-every process."""
+"""How transformers' configurations end the names of shares that are dropped, which every process draws anew."""
 
 
 class NoModel(Exception):

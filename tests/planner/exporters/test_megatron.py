@@ -137,6 +137,7 @@ def test_a_model_is_described_where_megatron_has_all_of_it() -> None:
     text = export(plan, "megatron-lm")["megatron_args.sh"]
     assert "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336" in text
     assert "--group-query-attention --num-query-groups 8" in text
+    assert "--attention-dropout 0.0 --hidden-dropout 0.0" in text  # Megatron's own are 0.1 each
     other = tiny_plan(load_model("gemma-2-9b"), {"seq_len": 4096})
     text = export(other, "megatron-lm")["megatron_args.sh"]
     assert "--num-layers" not in text
