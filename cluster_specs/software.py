@@ -105,9 +105,8 @@ class SoftwareSpec(Record):
     overlap_gather: float = Field(ge=0, le=1)
     """Share of the next forward behind which the weights' gather of ZeRO-1 can hide."""
     scatters_gradients: bool
-    """With ZeRO-1 gradients are reduce-scattered as the backward makes them, rather than summed whole.
-
-    Those are summed after the last backward, or as it makes them where `sums_copies` says "always".
+    """With ZeRO-1 gradients are reduce-scattered as the backward makes them, rather than summed whole: after the last
+    backward, or as it makes them where `sums_copies` says "always".
     """
     broadcasts_weights: bool
     """With ZeRO-1 every rank steps whole weights, and broadcasts them when it is its turn, rather than all gather."""
@@ -141,8 +140,8 @@ class SoftwareSpec(Record):
     overlaps_gradients: bool
     """Such inputs are gathered again while their gradient is computed, which is summed while the weights' is."""
     sums_apart: tuple[str, ...] | None = None
-    """Operators (``qkv``, ``gate_up``) each of whose products is a module of its own, which sums its part of the
-    input's gradient over tensor ranks by itself where these share no sequence; None: none is."""
+    """Operators (``qkv``, ``gate_up``) whose products are modules, each of which sums its part of the input's gradient
+    over tensor ranks by itself where these share no sequence; None: none is."""
     scatters_apart: bool | None = None
     """They do so too where tensor ranks share the sequence, as each gathers its input by itself; None: they do not."""
     saves_gathered_keys: bool
@@ -153,6 +152,8 @@ class SoftwareSpec(Record):
     """Formats in which inputs that only products need again are kept as they were multiplied."""
     cast_layouts: int | None = Field(default=None, ge=0)
     """Layouts in which casts of weights that lie whole stay throughout the run in fp8 and fp4 jobs; None or 0: none."""
+    casts_alone: tuple[Literal["fp8", "fp4"], ...] | None = None
+    """Formats in which such casts are all there is of trained weights, of which none in 16 bits are beside them."""
     reads_either: tuple[str, ...] | None = None
     """Patterns of devices on which products read weights that are stored in 8 bits as they lie, transposed or not."""
     keeps_fused: bool
@@ -279,8 +280,7 @@ class SoftwareSpec(Record):
     schedules: tuple[str, ...] = Field(min_length=1)
     """Pipeline schedules that the stack offers."""
     adapts: Literal["modules", "products", "none"]
-    """What has an adapter: linear modules, as in peft, products, as Megatron Core runs them on tensor ranks, too, or
-    nothing that is known."""
+    """What has an adapter: linear modules, as in peft, products, as in Megatron Core, or nothing that is known."""
     partitioner: Partitioner | None = None
     """How programs are partitioned, where a compiler does it; None: collectives are those that the plan asks for."""
     on_gpu: OnGPU | None = None

@@ -14,6 +14,7 @@ from planner.sharding.depths import copied_parts
 from planner.sharding.frozen import frozen_bytes, multiplied_as_stored
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import Strategy, input_spec
+from planner.sharding.widths import DTYPE_BYTES
 
 Shape = tuple[tuple[float, bool], ...]
 """Size of each dim of a weight on one device, those that its product contracts first, and whether it is a part."""
@@ -121,11 +122,14 @@ def _is_cast_first(job: Job, weight: Tensor) -> bool:
 
 
 def cast_bytes(groups: Iterable[WeightGroup | FrozenGroup], job: Job, software: SoftwareSpec) -> float:
-    """Casts of weights that stay throughout the run, in each layout that products of either direction read [bytes]."""
-    layouts = software.cast_layouts or 0
-    return (
-        layouts * element_bytes(job.precision) * sum(group.multiplied for group in groups) if layouts else 0.0
-    )
+    """Casts of weights that stay throughout the run, in each layout that products of either direction read [bytes].
+
+    Beyond the weights in 16 bits of which they are in place, where a stack has no others of what it trains.
+    """
+    each = (software.cast_layouts or 0) * element_bytes(job.precision)
+    alone = job.precision in (software.casts_alone or ())
+    trained = max(0.0, each - DTYPE_BYTES[job.weight_dtype]) if alone else each
+    return sum(g.multiplied * (trained if isinstance(g, WeightGroup) else each) for g in groups)
 
 
 def _multiplied(pricer: Pricer, block: Block, op: Op) -> frozenset[str]:

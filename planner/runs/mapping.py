@@ -4,9 +4,8 @@ Whatever the run leaves open gets the usual choice, and the choice is listed. Th
 says how many devices there are, these say the degrees, these the micro-batches and the shards.
 """
 
-import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
@@ -22,10 +21,10 @@ from planner.runs.jobs import job_of
 from planner.runs.models import model_of
 from planner.runs.origins import Origin, find_origin
 from planner.runs.recomputation import recompute, recompute_every
-from planner.runs.record import ParallelSection, RunFile, parse_run
+from planner.runs.record import RunFile, parse_run
 from planner.runs.releases import variant
+from planner.runs.sharding import Degrees, shards_of
 from planner.runs.stages import balanced_stages, filled_layers, printed_layers, with_whole_logits
-from planner.runs.vocabulary import Habits
 
 MICROBATCHES_PER_STAGE = 4
 """Micro-batches per pipeline stage where no batch was published: from there on GPipe's bubble is negligible.
@@ -49,27 +48,6 @@ USUAL_STACKS = (
 """What is named where a run has a stack that nobody knows: of each program the version of today."""
 
 
-class Degrees(NamedTuple):
-    """Sizes of the mesh axes."""
-
-    data: int
-    tensor: int
-    pipeline: int
-    context: int
-    expert: int
-    experts_over_tensor: bool = False
-
-
-class Shards(NamedTuple):
-    """How the data-parallel ranks share the states."""
-
-    zero_stage: int
-    sharding: str
-    shard_degree: int
-    replicate_degree: int
-    secondary_degree: int | None = None
-
-
 def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ...]]:
     """The `Plan` of a run and the choices made for what it leaves open, as ``field=value``.
 
@@ -86,7 +64,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     job = job_of(run, origin, micro_batch * num_microbatches * degrees.data, cluster, assume)
     habits = vocabulary.STACK_HABITS[job.stack]
     model = model_of(run, (habits.vocabulary_multiple or 0) * degrees.tensor, assume)
-    shards = _shards(run, degrees, habits, cluster, assume)
+    shards = shards_of(run, degrees, habits, cluster, assume)
     parallelism = Parallelism(
         **degrees._asdict(),
         **shards._asdict(),
@@ -280,61 +258,6 @@ def _usual_micro_batch(run: RunFile, degrees: Degrees, origin: Origin) -> int:
     accumulates = parallel.num_microbatches or parallel.grad_accum or degrees.pipeline > 1
     each, uneven = divmod(parallel.global_batch or 1, degrees.data)
     return each if origin.batch_per_device and not accumulates and not uneven else 1
-
-
-def _shards(
-    run: RunFile, degrees: Degrees, habits: Habits, cluster: ClusterSpec, assume: Assumptions
-) -> Shards:
-    parallel = run.parallel
-    ranks = degrees.data * degrees.context
-    stage, hybrid = parallel.zero_stage, parallel.dp_replicate is not None and parallel.dp_replicate > 1
-    if parallel.sharding is not None:
-        meaning = vocabulary.mean_sharding(parallel.sharding)
-        _check_sharding(parallel, meaning)
-        if stage is None or meaning.exact:
-            stage = meaning.zero_stage if meaning.zero_stage is not None else stage
-        hybrid = hybrid or meaning.hybrid
-        if not meaning.exact:
-            assume.made.append(f"sharding by zero_stage ({parallel.sharding})")
-    stage = assume.default("zero_stage", stage, habits.zero_stage if degrees.data > 1 else 0)
-    if stage == 0:
-        return Shards(0, vocabulary.SHARDING_NAMES[0], 1, ranks)
-    shard = _shard_degree(run, degrees, cluster, assume) if hybrid else ranks
-    name = "HYBRID_SHARD" if shard < ranks and stage == 3 else vocabulary.SHARDING_NAMES[stage]
-    return Shards(stage, name, shard, ranks // shard, _secondary_degree(run, stage, shard))
-
-
-def _check_sharding(parallel: ParallelSection, meaning: vocabulary.ShardingMeaning) -> None:
-    said, meant = parallel.zero_stage, meaning.zero_stage
-    if meaning.exact and None not in (said, meant) and said != meant:
-        raise InputError(
-            f"parallel.sharding {parallel.sharding} is ZeRO {meant}, and parallel.zero_stage says {said}: "
-            "leave out one of them"
-        )
-
-
-def _secondary_degree(run: RunFile, stage: int, shard: int) -> int | None:
-    """Ranks that share weights after the forward, of ``shard``: a number other than all of them, and than one."""
-    reshard = run.parallel.reshard_after_forward
-    number = isinstance(reshard, int) and not isinstance(reshard, bool)
-    return reshard if number and stage == 3 and 1 < reshard < shard else None
-
-
-def _shard_degree(run: RunFile, degrees: Degrees, cluster: ClusterSpec, assume: Assumptions) -> int:
-    """Ranks over which a hybrid sharding shards: as printed, else those of one node."""
-    parallel = run.parallel
-    ranks = degrees.data * degrees.context
-    printed = re.search(r"FSDP=(\d+)|groups of (\d+)", parallel.sharding or "")
-    shard = parallel.fsdp_degree
-    if parallel.dp_shard is not None:
-        shard = parallel.dp_shard * degrees.context
-    elif printed is not None:
-        shard = int(printed[1] or printed[2])
-    in_node = max(1, min(ranks, cluster.devices_per_node // degrees.tensor))
-    shard = min(ranks, assume.default("shard_degree", shard, in_node))
-    if ranks % shard:
-        raise InputError(f"shards over {shard} ranks do not divide the {ranks} data-parallel ranks")
-    return shard
 
 
 def _virtual_stages(run: RunFile, degrees: Degrees, assume: Assumptions) -> int:

@@ -232,6 +232,13 @@ class Habits(NamedTuple):
     Source: pytorch/torchtitan ``torchtitan/config/job_config.py`` (``pipeline_parallel_microbatch_size``, by default 1,
     of ``local_batch_size``).
     """
+    shards_bf16: bool = False
+    """Beside a pipeline, ranks share optimizer states of bf16 jobs whatever the ZeRO stage, as ``BF16_Optimizer`` does.
+
+    Source: deepspeedai/DeepSpeed pull request 1801 (March 2022: "implementing optimizer state sharding (a.k.a., zero
+    stage 1)", for pipelines with stage 0), until pull request 7790 of January 2026 refused the combination. Runs of
+    before are read as later ones.
+    """
     vocabulary_multiple: int | None = None
     """Tables have a multiple of this times the tensor degree as rows; None: as many as the tokenizer.
 
@@ -302,6 +309,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         sequence_parallel=False,
         fp16_grad_dtype="bf16",
         selective="attention",
+        shards_bf16=True,
         vocabulary_multiple=128,
     ),
     **dict.fromkeys(
@@ -320,7 +328,13 @@ STACK_HABITS: Mapping[str, Habits] = {
     ),
     **dict.fromkeys(
         ("deepspeed", "atorch-deepspeed"),
-        Habits(zero_stage=1, sequence_parallel=False, selective="attention", vocabulary_multiple=128),
+        Habits(
+            zero_stage=1,
+            sequence_parallel=False,
+            selective="attention",
+            shards_bf16=True,
+            vocabulary_multiple=128,
+        ),
     ),
     "deepspeed-liger": Habits(
         zero_stage=1,

@@ -87,15 +87,16 @@ def test_what_streams_hold_is_predicted(run: str) -> None:
 def test_arrays_without_a_place_are_the_median_of_replays(
     stack: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reserved beyond what pools hold of their own, in arrays as large as the largest."""
+    """Reserved beyond what pools hold of their own, in arrays as large as the largest; on devices with room for them,
+    as near the limit the allocator gives some back.
+    """
+    roomy = [row | {"hardware": row["hardware"] | {"gpu": "H200-SXM-141GB"}} for row in REPLAYED.values()]
     arrays = {}
     for count in (0.0, 1.0):
         monkeypatch.setattr(
             memory, "held_by_pools", lambda rank, moments, _, n=count: held_by_pools(rank, moments, n)
         )
-        arrays[count] = [
-            evaluate(plan_from_run(parse_run(row))[0]).reserved_bytes for row in REPLAYED.values()
-        ]
+        arrays[count] = [evaluate(plan_from_run(parse_run(row))[0]).reserved_bytes for row in roomy]
     replayed = [row["measured"][kind] * 2**30 for row in REPLAYED.values()]
     found = [(r - none) / (one - none) for r, none, one in zip(replayed, *arrays.values(), strict=True)]
     assert load_software(stack).unplaced_arrays == pytest.approx(statistics.median(found), abs=0.05)

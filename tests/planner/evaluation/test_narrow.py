@@ -36,3 +36,16 @@ def test_transformer_engine_keeps_casts_of_weights_in_both_layouts() -> None:
     assert casts["fp8"] == 2 * layers
     assert casts["fp4"] == casts["fp8"] * 9 / 16
     assert "kept_casts" not in estimate("fp8", "torch-fsdp2").memory
+
+
+def test_recipes_that_gather_weights_in_8_bits_have_none_of_16_beside_their_casts() -> None:
+    """NVIDIA-NeMo/Megatron-Bridge ``training/mixed_precision.py``: ``fp8_param_gather``, which fp4 has not.
+
+    Two layouts of a byte take what weights of 16 bits would.
+    """
+    layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    memory = {p: estimate(p, "nemo").memory for p in ("bf16", "fp8", "fp4")}
+    assert "kept_casts" not in memory["fp8"]
+    assert memory["fp8"]["weights"] == memory["bf16"]["weights"]
+    assert memory["fp4"]["kept_casts"] == 2 * layers * 9 / 16
+    assert estimate("fp8", "nemo-automodel").memory["kept_casts"] == 2 * layers
