@@ -36,6 +36,8 @@ class OptimizerRule:
     """All kernels write to what they read, so that a version of several needs no temporaries."""
     states_of_ends: int | None = None
     """Values kept per parameter of embedding and head, where another optimizer steps these."""
+    wide_tables: bool = False
+    """States of tables that are looked up are fp32 all the same."""
     reads_gradient_once: bool = False
     """One operator reads the gradient: what cuts a part from its sum is the only one that does."""
     orthogonalises: bool = False
@@ -45,6 +47,11 @@ class OptimizerRule:
     def further_at_ends(self) -> float:
         """State of embedding and head over that of as many other parameters, minus one."""
         return 0.0 if self.states_of_ends is None else self.states_of_ends / self.states - 1
+
+    @property
+    def further_at_tables(self) -> float:
+        """State of tables over that of as many other parameters, minus one."""
+        return 4 * self.states / self.state_bytes() - 1 if self.wide_tables else 0.0
 
     def state_bytes(self, stepped: float = 4.0) -> float:
         """Kept per parameter [bytes], for weights stepped in ``stepped`` bytes (4: fp32 masters)."""
@@ -56,6 +63,7 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = MappingProxyType(
         # mul_ p; lerp_ m,g; mul_ v; addcmul_ v,g,g; sqrt v; div_ and add_ the root; addcdiv_ p,m,root
         "adamw": OptimizerRule(states=2, unfused_accesses=2 + 3 + 2 + 4 + 2 + 2 + 2 + 4),
         "adamw8bit": OptimizerRule(states=2, quantized=True),
+        "adamw_bnb_8bit": OptimizerRule(states=2, quantized=True, wide_tables=True),
         # momentum mul_; momentum add_ g; p add_ momentum
         "sgd": OptimizerRule(states=1, unfused_accesses=2 + 3 + 3, in_place=True, reads_gradient_once=True),
         # p add_ g
@@ -75,7 +83,11 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = MappingProxyType(
         ),
     }
 )
-"""By the names of ``planner.plans.Optimizer``; ``sgd`` is with momentum, ``plain-sgd`` without."""
+"""By the names of ``planner.plans.Optimizer``; ``sgd`` is with momentum, ``plain-sgd`` without.
+
+``adamw8bit`` is torchao's, or bitsandbytes' by itself; ``adamw_bnb_8bit`` the latter as transformers' ``Trainer`` makes
+it (5.24.0 ``trainer.py``: ``register_module_override(module, "weight", {"optim_bits": 32})`` of every embedding).
+"""
 
 
 def optimizer_rule(name: str) -> OptimizerRule:

@@ -29,7 +29,7 @@ Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"]
 Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
 NARROW: tuple[Precision, ...] = ("fp8", "fp4")
 """Precisions in which only products are computed: everything else stays in bf16."""
-Optimizer = Literal["adamw", "adamw8bit", "sgd", "plain-sgd", "adafactor", "muon"]
+Optimizer = Literal["adamw", "adamw8bit", "adamw_bnb_8bit", "sgd", "plain-sgd", "adafactor", "muon"]
 Objective = Literal["time", "cost", "devices"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["optimizer", "weights", "activations"]

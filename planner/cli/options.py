@@ -117,7 +117,7 @@ class JobOptions:
         ),
     ] = False
     optimizer: Annotated[
-        str, _job("--optimizer", help="adamw, adamw8bit, sgd, plain-sgd, adafactor, muon.")
+        str, _job("--optimizer", help="adamw, adamw8bit, adamw_bnb_8bit, sgd, plain-sgd, adafactor, muon.")
     ] = "adamw"
     master_weights: Annotated[
         bool, _job("--master-weights/--no-master-weights", help="Keep fp32 copies of the weights.")

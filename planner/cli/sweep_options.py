@@ -129,7 +129,7 @@ class SweptJobOptions:
     devices: Annotated[str | None, swept("--devices", help="Cluster sizes, instead of those named.")] = None
     precision: Annotated[str, swept("--precision", help="bf16, fp16, fp8, fp4, fp32.")] = "bf16"
     optimizer: Annotated[
-        str, swept("--optimizer", help="adamw, adamw8bit, sgd, plain-sgd, adafactor, muon.")
+        str, swept("--optimizer", help="adamw, adamw8bit, adamw_bnb_8bit, sgd, plain-sgd, adafactor, muon.")
     ] = "adamw"
     stack: Annotated[
         str | None,

@@ -244,9 +244,7 @@ def device_memory(
     groups = [g for stage in stages for g in stage.weights]
     every = model_states(groups, job, plan, mesh, software)
     rank = Rank(stages, activations, job, plan, software, every["gradients"], mesh.cluster.device.name)
-    every["optimizer"] *= 1 + optimizer_rule(job.optimizer).further_at_ends * rank.ends / max(
-        1.0, rank.elements
-    )
+    every["optimizer"] *= 1 + rank.further_states
     states = resident_states(every, plan, software)
     if made := made_beside_sums(rank):
         states["made_gradients"] = made

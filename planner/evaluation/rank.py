@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
+from cost_models.optimizers import optimizer_rule
 from cost_models.roofline import element_bytes
 from planner.evaluation.blocks import Midway
 from planner.evaluation.compiled import ring_is_loop
@@ -149,6 +150,14 @@ class Rank:
     def ends(self) -> float:
         """Elements of embedding and head."""
         return sum(elements for stage in self.stages for elements in stage.end_units)
+
+    @lazy
+    def further_states(self) -> float:
+        """Optimizer states of embedding and head beyond those of as many other parameters, over all of these."""
+        rule = optimizer_rule(self.job.optimizer)
+        tables = sum(stage.looked_up + stage.shared_elements for stage in self.stages)
+        further = rule.further_at_ends * self.ends + rule.further_at_tables * tables
+        return further / max(1.0, self.elements)
 
     @lazy
     def head(self) -> float:

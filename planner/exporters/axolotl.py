@@ -21,7 +21,15 @@ from planner.plans import Plan
 
 TARGET, FILE = "axolotl", "axolotl.yaml"
 
-OPTIMIZERS = MappingProxyType({"adamw": "adamw_torch_fused", "sgd": "sgd", "adafactor": "adafactor"})
+OPTIMIZERS = MappingProxyType(
+    {
+        "adamw": "adamw_torch_fused",
+        "adamw8bit": "adamw_torch_8bit",
+        "adamw_bnb_8bit": "adamw_bnb_8bit",
+        "sgd": "sgd",
+        "adafactor": "adafactor",
+    }
+)
 """Optimizer -> ``optimizer``."""
 
 OF_DOCUMENTS = "flash_attention_2"

@@ -22,7 +22,15 @@ ARGUMENTS_FILE, FSDP_FILE, NOTES_FILE = (
 
 FILES = (ARGUMENTS_FILE, FSDP_FILE, NOTES_FILE)
 
-OPTIMIZERS = MappingProxyType({"adamw": "adamw_torch_fused", "sgd": "sgd", "adafactor": "adafactor"})
+OPTIMIZERS = MappingProxyType(
+    {
+        "adamw": "adamw_torch_fused",
+        "adamw8bit": "adamw_torch_8bit",
+        "adamw_bnb_8bit": "adamw_bnb_8bit",
+        "sgd": "sgd",
+        "adafactor": "adafactor",
+    }
+)
 """Optimizer -> ``optim``."""
 
 LIMITS = Limits(

@@ -10,7 +10,7 @@ from planner.exporters.stages import policies_of
 from planner.plans import Parallelism, Plan
 
 SCRIPTS_OWN: Mapping[str, str] = MappingProxyType(
-    {name: name for name in ("adamw", "adamw8bit", "sgd", "adafactor", "muon")}
+    {name: name for name in ("adamw", "adamw8bit", "adamw_bnb_8bit", "sgd", "adafactor", "muon")}
 )
 """Optimizers of a target whose training script makes the optimizer."""
 

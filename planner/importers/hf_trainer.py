@@ -11,15 +11,14 @@ from planner.importers.settings import Settings, Surroundings
 from planner.importers.torch_fsdp import REPLICATED, STACK, Fsdp, Strategy, read_fsdp
 
 OPTIMIZERS = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_hf": "adamw",
-    "adamw_8bit": "adamw8bit",
-    "adamw_bnb_8bit": "adamw8bit",
-    "paged_adamw_8bit": "adamw8bit",
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_hf"), "adamw"),
+    "paged_adamw_32bit": "adamw",
+    "adamw_torch_8bit": "adamw8bit",
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_bnb_8bit"),
     "sgd": "sgd",
     "adafactor": "adafactor",
 }
+"""``optim`` -> optimizer. States that are paged are priced as they lie on a device that has room for them."""
 
 LEGACY = {
     "full_shard": Strategy(3),

@@ -127,7 +127,8 @@ OPTIMIZERS: Table = (
     (r"sgd[-_ ]momentum", Meaning("sgd")),
     (r"plain-sgd|adafactor|muon|adamw8bit", Meaning("")),
     (r"adamw?_?8bit|8-?bit[-_ ]adamw?", Meaning("adamw8bit")),
-    (r"(paged[-_ ])?adamw?[-_ ](bnb[-_ ])?8-?bit", Meaning("adamw8bit", exact=False)),
+    (r"adamw_bnb_8bit", Meaning("adamw_bnb_8bit")),
+    (r"(paged[-_ ])?adamw?[-_ ](bnb[-_ ])?8-?bit", Meaning("adamw_bnb_8bit", exact=False)),
     (r"lion|lars", Meaning("sgd", exact=False)),
     (r"lamb|sophia|(?!.*8-?bit).*adamw?(?![a-z]).*", Meaning("adamw", exact=False)),
 )

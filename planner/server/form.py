@@ -63,7 +63,10 @@ SLIDERS = (
 
 CHOICES = {
     "job.precision": ("precision", ("bf16", "fp8", "fp4", "fp16", "fp32")),
-    "job.optimizer": ("optimizer", ("adamw", "adamw8bit", "muon", "adafactor", "sgd", "plain-sgd")),
+    "job.optimizer": (
+        "optimizer",
+        ("adamw", "adamw8bit", "adamw_bnb_8bit", "muon", "adafactor", "sgd", "plain-sgd"),
+    ),
     "objective": ("best in", ("time", "cost", "devices")),
 }
 """Field -> label and values, the first of them chosen."""

@@ -10,6 +10,7 @@ from cost_models.optimizers import OPTIMIZERS, newton_schulz_flops, optimizer_ru
 STATE_BYTES = {
     "adamw": 8.0,
     "adamw8bit": 2 + 8 / 256,
+    "adamw_bnb_8bit": 2 + 8 / 256,
     "sgd": 4.0,
     "plain-sgd": 0.0,
     "adafactor": 0.0,
