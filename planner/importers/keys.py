@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from planner.errors import InputError
@@ -69,12 +70,27 @@ class Keys:
 
     def number(self, key: str) -> float | None:
         """A positive number, or None."""
-        value = self.get(key)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
-        ):
+        value = self._number(key)
+        if value is not None and value <= 0:
             raise self.fail(key, "a positive number")
-        return None if value is None else float(value)
+        return value
+
+    def share(self, key: str, default: float) -> float:
+        """A number from 0 to 1, ``default`` where it is absent."""
+        value = self._number(key)
+        if value is not None and not 0 <= value <= 1:
+            raise self.fail(key, "from 0 to 1")
+        return default if value is None else value
+
+    def _number(self, key: str) -> float | None:
+        """A number, which files without types have as text."""
+        value = self.get(key)
+        if value is None:
+            return None
+        with suppress(TypeError, ValueError):
+            if not isinstance(value, bool):
+                return float(value)
+        raise self.fail(key, "a number")
 
     def flag(self, key: str) -> bool:
         """A truth value, false where it is absent; the words of YAML and of shells are understood."""

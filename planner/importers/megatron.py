@@ -59,13 +59,16 @@ SIZES = {
 }
 """Our name -> argument that describes the model."""
 
+DROPPED = 0.1
+"""Share that is dropped where nothing is said (``megatron/core/transformer/transformer_config.py``)."""
+
 IGNORED = (
     "nproc[-_]per[-_]node", "nnodes", "node[-_]rank", "master[-_](addr|port)", "rdzv.*", "max-.*repeats",
     "ffn-hidden-size", "moe-.*", "max-position-embeddings", "position-embedding-type", "rotary-.*", "rope-.*",
     "use-rope-scaling", "use-rotary.*", "no-position-embedding", "normalization", "norm-epsilon", "swiglu",
     "squared-relu", "disable-bias-linear", "add-qkv-bias", "qk-layernorm", "untie-embeddings.*", "vocab-size",
     "make-vocab.*", "group-query-attention", "multi-latent-attention", "(q|kv)-lora-rank", "qk-.*head-dim",
-    "v-head-dim", "mtp-.*", "(hidden|attention)-dropout", "init-method.*", "no-masked-softmax-fusion",
+    "v-head-dim", "mtp-.*", "attention-dropout", "init-method.*", "no-masked-softmax-fusion",
     "transformer-impl", "spec", "use-mcore-models", "attention-softmax-in-fp32", "apply-.*scaling",
     "no-.*-fusion", "(min-)?lr.*", "train-(iters|samples)", "weight-decay.*", "adam-.*", "clip-grad", "seed",
     "data-.*path", "(train|valid|test)-data.*", "split", "mock-data", "vocab-file", "merge-file",
@@ -146,6 +149,8 @@ def _usual_dispatcher(keys: Keys) -> str | None:
 
 def _inexact(keys: Keys, overlaps: bool) -> list[str]:
     found = []
+    if dropped := keys.share("hidden-dropout", DROPPED):
+        found.append(f"hidden-dropout=0 (masks of {dropped:g} are not counted)")
     sharded = keys.flag("use-distributed-optimizer") and not keys.flag("use-megatron-fsdp")
     if overlaps and sharded and not keys.flag("overlap-param-gather"):
         found.append("weights gathered beside the forward (overlap-param-gather is not set)")

@@ -144,6 +144,22 @@ def test_a_model_is_described_where_megatron_has_all_of_it() -> None:
     assert "The arguments that describe gemma-2-9b are your script's" in text
 
 
+@pytest.mark.parametrize(
+    ("dropout", "said"),
+    [
+        (" --hidden-dropout 0.0", []),
+        (" --hidden-dropout 0.3", ["hidden-dropout=0 (masks of 0.3 are not counted)"]),
+        ("", ["hidden-dropout=0 (masks of 0.1 are not counted)"]),
+    ],
+)
+def test_what_megatron_drops_is_said_not_to_be_counted(dropout: str, said: list[str]) -> None:
+    plan = tiny_plan(load_model("llama-3.1-8b"), {"seq_len": 4096})
+    text = export(plan, "megatron-lm")["megatron_args.sh"].replace(" --hidden-dropout 0.0", dropout)
+    asked = Given(global_batch=plan.job.global_batch, seq_len=plan.job.seq_len)
+    found = import_text(text, "args.sh", plan.model, plan.cluster, asked)
+    assert [note for note in found.assumed if note.startswith("hidden-dropout")] == said
+
+
 LAYOUTS = {
     "Et*3|(tt|)*2t*3L": (3, 2, 2, 3),
     "Ettt|t|ttL": (3, 1, 2),

@@ -48,7 +48,7 @@ def test_numbers(key: str, value: int | None) -> None:
         ("integer", "half", "a whole number of at least 1, found 0.5"),
         ("integer", "on", "a whole number"),
         ("integer", "off", "a whole number"),
-        ("number", "text", "a positive number"),
+        ("number", "list", "a number"),
         ("flag", "text", "true or false, found '8'"),
     ],
 )
@@ -77,3 +77,23 @@ def test_what_nobody_asked_for_is_unknown() -> None:
 )
 def test_flags(value: Any, expected: bool) -> None:
     assert Keys({"key": value}, "file").flag("key") is expected
+
+
+@pytest.mark.parametrize(("key", "value"), [("stage", 3.0), ("text", 8.0), ("half", 0.5), ("missing", None)])
+def test_positive_numbers(key: str, value: float | None) -> None:
+    """Arguments of a script are text."""
+    assert keys().number(key) == value
+
+
+@pytest.mark.parametrize(("key", "value"), [("half", 0.5), ("missing", 0.1)])
+def test_shares(key: str, value: float) -> None:
+    assert keys().share(key, 0.1) == value
+
+
+@pytest.mark.parametrize("key", ["on", "off", "list"])
+def test_broken_numbers_are_refused(key: str) -> None:
+    for read in (lambda k: k.number(key), lambda k: k.share(key, 0.1)):
+        with pytest.raises(InputError, match=f"file.yaml: {key} must be a number, found"):
+            read(keys())
+    with pytest.raises(InputError, match="text must be from 0 to 1, found '8'"):
+        keys().share("text", 0.1)
