@@ -15,7 +15,7 @@ from typing import Any
 
 from own_cases import measure_cases
 from tracking import tracked
-from tracking_transformers import named_model, row_of_case, sharded
+from tracking_transformers import drop_as_on_gpus, named_model, row_of_case, sharded
 
 CASES: Mapping[str, Mapping[str, Any]] = {
     "llama-3.2-1b/none-2048": {},
@@ -33,6 +33,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "pythia-12b/none-2048": {"shard": 64},
     "llama-3.2-3b/full-8192-kept": {"recompute": "full", "reshard": False},
     "opt-1.3b/full-2048-mb8": {"recompute": "full", "micro_batch": 8},
+    "gpt2-medium/none-512-plain-mb4": {"attn": "plain", "micro_batch": 4},
+    "gpt2-medium/none-512-plain-mb4-dropout": {"attn": "plain", "micro_batch": 4, "dropout": True},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""
 
@@ -52,8 +54,12 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
     """Peak of live tensors in the second step of ``row``."""
     import torch
 
-    plan = row["parallel"]
-    return tracked(row, lambda: named_model(row["model"]["name"], plan, torch.float32), sharded, loss_of)
+    plan, dropped = row["parallel"], row["model"].get("dropout")
+    if dropped is None:
+        drop_as_on_gpus()
+    return tracked(
+        row, lambda: named_model(row["model"]["name"], plan, torch.float32, dropped), sharded, loss_of
+    )
 
 
 def loss_of(model: Any, tokens: Any) -> Any:

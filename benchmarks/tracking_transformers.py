@@ -154,11 +154,11 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
     dtype = getattr(torch, plan["master_dtype"])
     dropped = row["model"].get("dropout")
     if dropped is None:
-        _drop_as_on_gpus()
+        drop_as_on_gpus()
     return tracked(row, lambda: named_model(row["model"]["name"], plan, dtype, dropped), sharded, loss_of)
 
 
-def _drop_as_on_gpus() -> None:
+def drop_as_on_gpus() -> None:
     """Dropout keeps a mask, which PyTorch's on CPUs has in the type of what it drops; fused attention keeps none.
 
     A share of nothing leaves what it is given.

@@ -61,12 +61,7 @@ def residuals(
             found[log_sum_exp] = copies * sizes[made.name] / padding(pricer, made)
         if probabilities in sizes:
             element = pricer.element_bytes(block.tensor[probabilities])
-            wide = 0.0 if software.modules and op.attributes.get("narrow") else software.softmax_residuals
-            if (
-                "mask" in op.attributes
-            ):  # what the softmax made in the training type is no longer what a product reads
-                wide = wide or element
-            found[probabilities] = wide * sizes[probabilities] / element
+            found[probabilities] = _of_softmax(pricer, op, element) * sizes[probabilities] / element
             found |= dict(_repeated_keys(pricer, block, op, sizes)) | dict(_cast(pricer, block, op, sizes))
         if op.kind == "combine":
             kernels, made_by_experts = routing_kernels(software, pricer.job), op.inputs[0]
@@ -90,6 +85,19 @@ def _laid_out_again(pricer: Pricer, op: Op) -> bool:
     if pricer.mesh.size("context") > 1 and pricer.exchange == "gathered_ring":
         return True
     return bool(pricer.software.modules and op.attributes.get("joined"))
+
+
+def _of_softmax(pricer: Pricer, op: Op, element: float) -> float:
+    """Bytes kept for each probability beside the ``element`` that a product reads.
+
+    ``narrow`` modules of transformers take a softmax in the training type, but not under autocast, which takes it in
+    fp32. Where a share is dropped, a product reads what is left, not what the softmax made.
+
+    Source: pytorch/pytorch ``aten/src/ATen/autocast_mode.h`` (``AT_FORALL_FP32_SET_OPT_DTYPE``: ``softmax``).
+    """
+    narrow = pricer.software.modules and op.attributes.get("narrow") and not pricer.job.autocast
+    beside = 0.0 if narrow else pricer.software.softmax_residuals
+    return beside or (element if "mask" in op.attributes else 0.0)
 
 
 def _repeated_keys(
