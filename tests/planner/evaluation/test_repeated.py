@@ -8,20 +8,21 @@ from cluster_specs.catalog import load_cluster
 from cluster_specs.software import load_software
 from planner.evaluation.evaluator import Evaluator
 from planner.models.catalog import load_model
+from planner.models.dropout import with_dropout
 from planner.plans import Job, Parallelism
 
 BATCH, SEQ, LAYERS, HIDDEN, WORDS = 64, 2048, 96, 12288, 50257
 """GPT-3 with 175 billion parameters."""
 
 
-def evaluator_of(stack: str, model: str = "gpt-3-175b") -> Evaluator:
+def evaluator_of(stack: str, model: str = "gpt-3-175b", dropout: float = 0.0) -> Evaluator:
     job = Job.model_validate({"global_batch": BATCH, "seq_len": SEQ, "stack": stack})
-    return Evaluator(load_model(model), load_cluster("dgx-a100-80g:8"), job)
+    return Evaluator(with_dropout(load_model(model), dropout), load_cluster("dgx-a100-80g:8"), job)
 
 
-def repeated_flops(stack: str) -> float:
+def repeated_flops(stack: str, dropout: float = 0.0) -> float:
     """Of a step with full recomputation: what HFU counts beyond MFU."""
-    evaluator = evaluator_of(stack)
+    evaluator = evaluator_of(stack, dropout=dropout)
     found = evaluator.estimate(Parallelism(tensor=8, pipeline=8, num_microbatches=BATCH, recompute="full"))
     return (found.hfu - found.mfu) * found.step_time_s * evaluator.peak * 64
 
@@ -57,22 +58,30 @@ def test_what_stops_early_repeats_no_last_product(stack: str) -> None:
     assert repeated_flops(stack) == pytest.approx(FORWARD - last, rel=1e-3)
 
 
+def test_a_mask_of_what_the_last_product_makes_repeats_that_too() -> None:
+    assert repeated_flops("hf-fsdp", dropout=0.1) == pytest.approx(FORWARD, rel=1e-3)
+
+
 @pytest.mark.torch
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize(("stack", "reentrant"), [("hf-reentrant", True), ("hf-fsdp", False)])
-def test_checkpoints_of_pytorch_repeat_what_the_stack_says(stack: str, reentrant: bool) -> None:
+def test_checkpoints_of_pytorch_repeat_what_the_stack_says(
+    stack: str, reentrant: bool, dropout: float
+) -> None:
     """Of two products with an activation between them, as a feed-forward layer's."""
     import torch
     from torch.utils.checkpoint import checkpoint
     from torch.utils.flop_counter import FlopCounterMode
 
-    layer = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    products = torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)
+    layer = torch.nn.Sequential(*products, torch.nn.Dropout(dropout))
     tokens = torch.randn(16, 8, requires_grad=True)
     product = 2 * 16 * 8 * 32
     with FlopCounterMode(display=False) as counted:
         checkpoint(layer, tokens, use_reentrant=reentrant).sum().backward()
     again = counted.get_total_flops() - 6 * product  # forward two, backward four
-    assert again == (1 if load_software(stack).stops_early else 2) * product
+    assert again == (1 if load_software(stack).stops_early and not dropout else 2) * product
 
 
 def test_full_recomputation_takes_as_long_as_the_forward() -> None:
