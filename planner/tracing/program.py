@@ -123,6 +123,8 @@ class Operation(Record):
     """The scan whose body it is in; empty outside."""
     branch: str = ""
     """The branch of a ``cond``, or the test of a loop, that it is in: it shares no work with what is outside."""
+    again: str = ""
+    """The call (``jax.checkpoint``) that it runs in for a second time: what comes into it is held back until then."""
     key: str = ""
     """Digest of the framework's parameters: with the inputs it says what is computed."""
     members: tuple[Member, ...] = ()
@@ -134,6 +136,11 @@ class Operation(Record):
     attention: Attention | None = None
     manual: Mapping[str, int] | None = None
     """Where the program fixes layouts itself (``shard_map``): mesh axis -> factor that it splits; no other is split."""
+
+    @property
+    def body(self) -> tuple[str, str, str]:
+        """What it runs in: it shares neither work nor copies with what runs in another."""
+        return self.region, self.branch, self.again
 
     @property
     def takes_rows_for(self) -> str:

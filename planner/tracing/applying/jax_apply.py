@@ -36,7 +36,7 @@ from planner.tracing.applying.sites import Site, sites_of
 from planner.tracing.applying.views import View, partition_of, split_of
 from planner.tracing.factors import Rule
 from planner.tracing.layouts import Partition
-from planner.tracing.reading.jax_calls import bound, call_constants, calls, label
+from planner.tracing.reading.jax_calls import bound, call_constants, calls, label, runs_again
 from planner.tracing.reading.jax_record import output_names
 from planner.tracing.reading.jax_rules import JAX_RULES
 from planner.tracing.sharded import ShardedProgram, spec_arguments
@@ -165,7 +165,7 @@ class _Runner:
         """Operands of a call; what is to be computed again is kept apart from the first time, where it lies."""
         import jax
 
-        if not (equation.params.get("differentiated") and equation.params.get("prevent_cse")):
+        if not runs_again(equation):
             return operands
         whole = [added_up(x) if isinstance(x, Parts) else plain(x) for x in operands]
         apart = jax.lax.optimization_barrier(tuple(whole))

@@ -43,6 +43,7 @@ class Draft:
     attention: Attention | None = None
     manual: dict[str, int] | None = None
     branch: str = ""
+    again: str = ""
     implied: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -53,7 +54,7 @@ class Draft:
             op.name, op.kind, op.primitive.split("+"), list(op.inputs), list(op.outputs), list(op.sizes),
             list(op.reads), list(op.writes), set(op.whole), list(op.reductions), list(op.halos), op.times,
             op.region, op.key, members, list(op.addends), op.total, op.kernel, op.attention,
-            None if op.manual is None else dict(op.manual), op.branch, dict(op.implied),
+            None if op.manual is None else dict(op.manual), op.branch, op.again, dict(op.implied),
         )  # fmt: skip
 
     def done(self) -> Operation:
@@ -62,8 +63,8 @@ class Draft:
             name=self.name, kind=self.kind, primitive="+".join(self.primitives), inputs=tuple(self.inputs),
             outputs=tuple(self.outputs), sizes=tuple(self.sizes), reads=tuple(self.reads),
             writes=tuple(self.writes), whole=tuple(sorted(self.whole)), reductions=tuple(self.reductions),
-            halos=self._bordering(), times=self.times, region=self.region, branch=self.branch, key=self.key,
-            members=tuple(self.members), addends=tuple(self.addends), total=self.total,
+            halos=self._bordering(), times=self.times, region=self.region, branch=self.branch, again=self.again,
+            key=self.key, members=tuple(self.members), addends=tuple(self.addends), total=self.total,
             kernel=self.kernel, attention=self.attention, manual=self.manual, implied=self.implied,
         )  # fmt: skip
 

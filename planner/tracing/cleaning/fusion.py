@@ -94,7 +94,7 @@ class _Groups:
         other = self.groups[group]
         if other.kind != "loop" or other.whole or draft.whole:
             return False
-        if (other.region, other.branch) != (draft.region, draft.branch):
+        if (other.region, other.branch, other.again) != (draft.region, draft.branch, draft.again):
             return False
         if (other.manual is None) != (draft.manual is None):
             return False

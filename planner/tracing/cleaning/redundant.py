@@ -40,7 +40,7 @@ def merge_equal(program: Program) -> Program:
     ends = {*program.outputs, *(t.source for t in program.ties)}
     for op in program.operations:
         inputs = tuple(same.get(n, n) for n in op.inputs)
-        key = (op.kind, op.primitive, op.key, inputs, op.sizes, op.times, op.region, op.branch)
+        key = (op.kind, op.primitive, op.key, inputs, op.sizes, op.times, op.body)
         known = first.get(key)
         if known is None or not op.key or ends.intersection(op.outputs):
             first.setdefault(key, op)

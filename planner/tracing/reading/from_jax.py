@@ -18,6 +18,7 @@ from planner.tracing.reading.jax_calls import (
     calls,
     kernel_names,
     label,
+    runs_again,
     test_name,
     work,
 )
@@ -147,6 +148,7 @@ class _Importer:
         if inner is not None:
             joined = str(equation.params.get("name", "")).startswith(ATTENTION)
             within = place._replace(kernel=title) if joined else place
+            within = within._replace(again=title) if runs_again(equation) else within
             return self._call(inner, given, f"{title}/", within)
         followed = _FOLLOWED.get(equation.primitive.name)
         if followed is not None:

@@ -49,6 +49,12 @@ def calls(equation: Any) -> Any | None:
     return None if inner is None else getattr(inner, "jaxpr", inner)
 
 
+def runs_again(equation: Any) -> bool:
+    """Whether it calls what runs for a second time, of operands that are held back for it."""
+    held = equation.params.get("prevent_cse", False)
+    return bool(equation.params.get("differentiated")) and (any(held) if isinstance(held, tuple) else held)
+
+
 def call_constants(equation: Any) -> Sequence[Any]:
     """Arrays that the called function brings along."""
     return getattr(equation.params[CALLS[equation.primitive.name]], "consts", ())

@@ -22,6 +22,8 @@ class Place(NamedTuple):
     """Of the ``shard_map`` around them."""
     branch: str = ""
     """Of the ``cond`` around them."""
+    again: str = ""
+    """The second run around them."""
 
     def varying(self, aval: Any) -> Axes:
         """Axes for which an array has dims of its own here."""
@@ -96,6 +98,7 @@ class Recorder:
                 times=place.times,
                 region=place.region,
                 branch=place.branch,
+                again=place.again,
                 kernel=place.kernel if place.manual is None else "",
                 key=digest(equation, title),
                 manual=splits,
@@ -118,6 +121,7 @@ class Recorder:
                 times=place.times,
                 region=place.region,
                 branch=place.branch,
+                again=place.again,
                 key=title,
                 manual=place.splits(self.axes.get(outputs[0], ())),
                 **fields,

@@ -91,7 +91,7 @@ def _use(program: Program, op: Operation, name: str) -> tuple[object, ...] | Non
     summed = tuple(tuple(f in theirs for f in dim) for dim in shared)
     sizes = tuple(tuple(op.sizes[f] for f in dim) for dim in shared)
     dtypes = tuple(program.value[n].dtype for n in (*op.inputs, *op.outputs))
-    return place, summed, sizes, op.times, op.region, op.branch, dtypes
+    return place, summed, sizes, op.times, op.body, dtypes
 
 
 def _both(op: Operation, place: int) -> tuple[Dims, Dims]:

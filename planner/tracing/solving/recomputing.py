@@ -227,7 +227,7 @@ def clusters(operations: Sequence[Operation], readers: Sequence[int]) -> list[li
     found: list[list[int]] = []
     for i in readers:
         last = found[-1][-1] if found else i
-        if found and i - last <= NEAR and operations[i].region == operations[last].region:
+        if found and i - last <= NEAR and operations[i].body == operations[last].body:
             found[-1].append(i)
         else:
             found.append([i])

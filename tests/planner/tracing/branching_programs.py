@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from plain_programs import Case, f, i
 
 
@@ -56,3 +57,42 @@ def chosen_classes() -> Case:
         return -(jax.nn.softmax(odds) * jax.nn.log_softmax(logits)).sum(-1).mean()
 
     return jax.value_and_grad(loss), {"head": f(64, 1024)}, f(16, 32, 64), f(16, 32, 1024)
+
+
+def whole(x: Any) -> Any:
+    """Nothing is split along what is accumulated, so that it is brought to every device."""
+    return jnp.cumsum(x.reshape(-1))
+
+
+def added_again() -> Case:
+    """A second run that begins with an addition of the first, of what a policy has kept."""
+
+    def loss(bias: Any, weight: Any, x: Any) -> Any:
+        policy = jax.checkpoint_policies.checkpoint_dots
+        return (jax.checkpoint(lambda b: jnp.sin(whole(x @ weight + b)), policy=policy)(bias) ** 2).mean()
+
+    return jax.value_and_grad(loss), f(64), f(512, 64), f(4096, 512)
+
+
+def named_again() -> Case:
+    """A second run that reads what a policy has kept as the first run does."""
+    policy = jax.checkpoint_policies.save_only_these_names("hidden")
+
+    def loss(weight: Any, x: Any) -> Any:
+        def run(w: Any) -> Any:
+            return jnp.sin(whole(checkpoint_name(jnp.sin(x @ w), "hidden")))
+
+        return (jax.checkpoint(run, policy=policy)(weight) ** 2).mean()
+
+    return jax.value_and_grad(loss), f(512, 64), f(4096, 512)
+
+
+def whole_in_a_branch() -> Case:
+    """A branch and what follows it read one value alike, each where it runs."""
+
+    def step(weight: Any, x: Any, turn: Any) -> Any:
+        hidden = jnp.sin(x @ weight)
+        asked = jax.lax.cond(turn % 10 == 0, lambda h: 2 * whole(h), lambda h: jnp.zeros(h.size), hidden)
+        return asked, whole(hidden)
+
+    return step, f(512, 64), f(4096, 512), i()

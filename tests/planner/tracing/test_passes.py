@@ -120,6 +120,18 @@ def test_kernels_do_not_leave_their_scan() -> None:
     assert all(len({m.name.startswith("scan") for m in op.members}) == 1 for op in program.operations)
 
 
+def test_kernels_do_not_enter_a_second_run() -> None:
+    """What comes into it is held back, so that nothing of the first run can be one kernel with it."""
+
+    def loss(x: Any, w: Any) -> Any:
+        policy = jax.checkpoint_policies.checkpoint_dots
+        return jax.checkpoint(lambda w: jnp.sin(jnp.sin(x @ w)), policy=policy)(w).sum()
+
+    program = clean(traced(jax.value_and_grad(loss, argnums=1), X, W))
+    runs = {frozenset(m.name.rpartition("/")[0] for m in op.members) for op in program.operations}
+    assert sorted(map(len, runs)) == [1, 1]
+
+
 def test_members_cover_every_operator_that_is_not_a_view_or_constant() -> None:
     program = drop_dead(traced(lambda x: jax.nn.softmax(x * 2) + 1))
     work = {op.name for op in program.operations if op.kind not in ("view",)}

@@ -32,11 +32,12 @@ NAMES = [
     "accumulated", "scanned_residuals", "turning_states", "laplacian", "video", "number_in_branch",
     "constants_beside",
 ]  # fmt: skip
+AGAIN = ["curvature_now_and_then", "chosen_classes", "added_again", "named_again", "whole_in_a_branch"]
 SIGNALS = ["mixed_by_fourier", "speech", "columns", "rotations", "framed", "filter_of_positions"]
 CASES = [
     *((plain_programs, name) for name in NAMES),
     *((mixed_programs, name) for name in MIXED),
-    *((branching_programs, name) for name in ("curvature_now_and_then", "chosen_classes")),
+    *((branching_programs, name) for name in AGAIN),
     *((signal_programs, name) for name in SIGNALS),
 ]
 
