@@ -87,6 +87,8 @@ class CompiledUse(CollectiveUse):
 
     types: tuple[str, ...] = ()
     """Of its elements, as XLA names them."""
+    rounded: bool = False
+    """To 16 bits, as it arrives."""
 
 
 def trace_function(
@@ -189,15 +191,22 @@ def differences(
 ) -> Iterator[OperatorDifference]:
     """Operators whose collectives were compiled otherwise than priced, in kind or bytes.
 
-    In width alone where they would not, had those in `WIDE` 16 bits; and the operator is a ``narrow`` one.
+    In width alone where they would not, had those in `WIDE` 16 bits; and the operator is a ``narrow`` one, or what they
+    bring is rounded to these.
     """
     ours, theirs = _by_operator(priced), _by_operator(compiled)
-    halved = _by_operator([_in_16_bits(use) if use.operator in narrow else use for use in compiled])
+    halved = _by_operator([_in_16_bits(use) if _is_narrow(use, narrow) else use for use in compiled])
     for operator in dict.fromkeys((*ours, *theirs)):
         a, b = ours.get(operator, {}), theirs.get(operator, {})
         if _unlike(a, b):
             alone = not _unlike(a, halved.get(operator, {}))
             yield OperatorDifference(operator=operator, priced=a, compiled=b, width_alone=alone)
+
+
+def _is_narrow(use: CompiledUse, narrow: Container[str]) -> bool:
+    """Whether it moves bf16, by what the operator or the compiled program says; a sum may be fp32 and rounded later."""
+    summed = SAME_KIND.get(use.collective, use.collective) == "sum"
+    return use.operator in narrow or (use.rounded and not summed)
 
 
 def _unlike(a: Mapping[str, float], b: Mapping[str, float]) -> bool:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from planner.errors import InputError
 from planner.verification.programs.rings import Send, counted, does, ring_devices
+from planner.verification.programs.rounding import flow_of, is_rounded
 
 BYTES: Mapping[str, float] = {
     "pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8,
@@ -89,6 +90,8 @@ class Collective(NamedTuple):
     """The same, as part of a ring of sends."""
     types: tuple[str, ...] = ()
     """Of the elements of what it makes."""
+    rounded: bool = False
+    """What it makes has no more than 16 bits, though it was sent wider."""
 
 
 def shape_bytes(text: str) -> float:
@@ -140,6 +143,7 @@ def listed_collectives(text: str, devices: int, trips: float = 1.0) -> list[Coll
     a rank's own): each counts.
     """
     bodies, entry = _computations(text)
+    flow = flow_of(bodies)
     found: dict[str, Collective] = {}
 
     def walk(name: str, times: float, fused: bool = False, around: str = "") -> None:
@@ -155,7 +159,8 @@ def listed_collectives(text: str, devices: int, trips: float = 1.0) -> list[Coll
                 kind = "reduce_scatter" if match.group(1) == scattered else kind
                 channel = _CHANNEL.search(line)
                 made = _collective(kind, match, sizes, group_size(line, devices), times)
-                made = made._replace(scope=_inner(made.scope, around))
+                rounded = is_rounded(flow, name, match.group(1))
+                made = made._replace(scope=_inner(made.scope, around), rounded=rounded)
                 made = made._replace(ring=_send(made, match, name, bodies[name]))
                 key = f"{name}.{match.group(1)}"
                 passed_on = kind == "p2p" and made.ring is None

@@ -123,7 +123,7 @@ def _shapes(arguments: list[Any], sharding: Any) -> Any:
 
 
 def compiled_by_operator(compiled: Any, sharded: ShardedProgram) -> list[dict[str, Any]]:
-    """Every collective: its operator in the program, kind, bytes of the whole array, how often it runs, types."""
+    """Every collective: its operator in the program, kind, bytes of the whole array, how often, types, rounding."""
     devices = math.prod(sharded.mesh.values())
     return [
         {
@@ -132,6 +132,7 @@ def compiled_by_operator(compiled: Any, sharded: ShardedProgram) -> list[dict[st
             "full_bytes": c.full_bytes,
             "times": c.times,
             "types": c.types,
+            "rounded": c.rounded,
         }
         for c in listed_collectives(compiled.as_text(), devices, _trips(sharded.program))
     ]

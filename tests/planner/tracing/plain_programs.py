@@ -312,3 +312,13 @@ def settling() -> Case:
         return ((model(p, x) @ p["o"] - y) ** 2).mean()
 
     return jax.value_and_grad(loss), {"w": f(64, 64), "u": f(32, 64), "o": f(64, 16)}, f(128, 32), f(128, 16)
+
+
+def cast_where_read() -> Case:
+    """A product in 16 bits that each reader wants whole in 32."""
+
+    def step(weight: Any, x: Any) -> Any:
+        wide = (x @ weight).astype(jnp.float32)
+        return [jnp.cumsum(a.reshape(-1)) for a in (wide, wide * wide, jnp.sin(wide))]
+
+    return step, *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((512, 64), (4096, 512)))

@@ -89,6 +89,17 @@ def test_operands_of_batches_in_two_dims_are_not_gathered() -> None:
 
 
 @pytest.mark.jax
+@pytest.mark.usefixtures("warm")
+def test_what_is_cast_where_it_is_read_moves_before_and_in_32_bits_on_a_cpu() -> None:
+    plan = shard(from_jax(*plain_programs.cast_where_read()), slow_cluster(1), {"data": 2, "model": 4})
+    answer = verify_program(plan, f"{HERE}/plain_programs.py:cast_where_read")
+    assert answer.passed, answer.failures()
+    (moved,) = answer.operators
+    assert moved.width_alone
+    assert moved.compiled == {kind: 2 * size for kind, size in moved.priced.items()}
+
+
+@pytest.mark.jax
 def test_only_branches_that_are_not_planned_are_left_out() -> None:
     program = clean(from_jax(*mixed_programs.orthogonal()))
     members = [m.name for op in program.operations for m in op.members]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.tracing.sharded import CollectiveUse
+from planner.verification.programs.hlo import listed_collectives
 from planner.verification.with_program import CompiledUse, differences, narrow_operators, verify_program
 
 OPERATOR = "dot_general.1"
@@ -38,6 +39,7 @@ def compiled(kind: str, full_bytes: float, *types: str) -> list[CompiledUse]:
         (compiled("all_gather", 16, "f32"), {OPERATOR}, False),
         (compiled("all_reduce", 16, "f32") + compiled("p2p", 4, "f32"), {OPERATOR}, False),
         ([], {OPERATOR}, False),
+        ([u.model_copy(update={"rounded": True}) for u in compiled("all_reduce", 16, "f32")], (), False),
     ],
 )
 def test_width_alone_is_the_same_numbers_in_32_bits(
@@ -62,6 +64,33 @@ def test_indices_make_no_operator_wide() -> None:
     by_primitive = {op.primitive: op.name for op in program.operations}
     assert by_primitive["scatter-add"] in narrow
     assert not {by_primitive["add"], by_primitive["lt"]} & narrow  # one adds fp32, one has indices alone
+
+
+ROUNDED = """HloModule moves, num_partitions=2
+
+%back (p: f32[8], q: f32[8]) -> bf16[8] {
+  %p = f32[8]{0} parameter(0)
+  %q = f32[8]{0} parameter(1)
+  %narrow = bf16[8]{0} convert(%p)
+  ROOT %added = bf16[8]{0} add(%narrow, %narrow)
+}
+
+ENTRY %main (a: f32[4], b: f32[4]) -> (bf16[8], f32[8]) {
+  %a = f32[4]{0} parameter(0)
+  %b = f32[4]{0} parameter(1)
+  %first = f32[8]{0} all-gather(%a), channel_id=1, replica_groups=[1,2]<=[2], dimensions={0}
+  %turned = f32[8]{0} copy(%first)
+  %second = f32[8]{0} all-gather(%b), channel_id=2, replica_groups=[1,2]<=[2], dimensions={0}
+  %used = bf16[8]{0} fusion(%turned, %second), kind=kLoop, calls=%back
+  ROOT %both = (bf16[8]{0}, f32[8]{0}) tuple(%used, %second)
+}
+"""
+
+
+def test_what_all_readers_round_had_16_bits_before() -> None:
+    other = ROUNDED.replace("convert(%p)", "convert(%q)")
+    assert [made.rounded for made in listed_collectives(ROUNDED, 2)] == [True, False]
+    assert [made.rounded for made in listed_collectives(other, 2)] == [False, False]
 
 
 PROGRAM = """
