@@ -14,6 +14,7 @@ from planner.tracing.applying.control import FOLLOWED
 from planner.tracing.applying.copies import Copies
 from planner.tracing.applying.literals import Known, plain
 from planner.tracing.applying.numbers import Numbers
+from planner.tracing.applying.orders import ordered
 from planner.tracing.applying.parts import (
     Loops,
     Parts,
@@ -33,7 +34,7 @@ from planner.tracing.applying.rows_anew import RowsAnew
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.applying.second_runs import SecondRuns
 from planner.tracing.applying.sites import Site, sites_of
-from planner.tracing.applying.views import View, partition_of, split_of
+from planner.tracing.applying.views import View, partition_of, split_of, through
 from planner.tracing.factors import Rule
 from planner.tracing.layouts import Partition
 from planner.tracing.reading.jax_calls import bound, call_constants, calls, label, runs_again
@@ -131,18 +132,27 @@ class _Runner:
         """``array`` constrained, for an operator; scalars and what does not divide are left alone."""
         if getattr(array, "ndim", 0) == 0 or len(partition) != array.ndim:
             return array
-        _, known = self.lies.get(id(array), (array, partition))
-        view = self._seen(array, reader)
-        behind = None if view is None or known == partition else view.behind(partition, self.sharded.mesh)
-        if view is not None and behind is not None:
-            (shown,) = bound(view.equation, [self.put(view.source, behind, reader)])
+        _, known = self.lies.get(id(array), (array, None))
+        shown = None if known == partition else self._shown(array, partition, reader)
+        if shown is not None:
             return self._moved(shown, partition, partition)
+        known = partition if known is None else known
         shared = self.copies.lying(array, reader)
         if shared is None:
             return self._moved(array, known, partition)
         if (id(array), shared) not in self.copies.made:
             self.copies.made[id(array), shared] = (array, self._moved(array, known, shared))
         return self._moved(self.copies.made[id(array), shared][1], shared, partition)
+
+    def _shown(self, array: Any, partition: Partition, reader: str) -> Any | None:
+        """A view made anew of what it shows, which is moved; None where no layout of that is the one wanted."""
+        view = self._seen(array, reader)
+        for each in () if view is None else through(view, lambda source: self._seen(source, reader)):
+            behind = each.behind(partition, self.sharded.mesh)
+            if behind is not None:
+                source = self.put(each.source, behind, reader)
+                return ordered(each, source) if each.equation is None else bound(each.equation, [source])[0]
+        return None
 
     def _seen(self, array: Any, reader: str) -> View | None:
         """The view that ``array`` is, where what is priced is that the operator reads what it shows."""
@@ -244,23 +254,15 @@ class _Runner:
         """Outputs of an equation, its arrays where ``site`` says."""
         if any(isinstance(x, Parts) for x in operands):
             return self._on_parts(equation, title, site, operands)
-        given = list(operands)
-        if site is not None:
-            places = [i for i, x in enumerate(operands) if not isinstance(x, Known)]
-            for i, dims in zip(places, site.reads, strict=True):
-                operands[i] = self.put(operands[i], site.lies(dims), site.operation.name)
-            if site.ring and equation.primitive.name == "dot_general":
-                return self._in_ring(equation, operands, site, site.ring)
-            loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
-            if runs_apart(equation, loops):
-                return [self.put(x, site.lies(site.writes[0])) for x in run_apart(equation, operands, loops)]
-            if site.sharding.parts and not site.operation.addends:
-                return [product_in_parts(equation, operands, loops, site.sharding.parts)]
-            sums = self._sums(equation, site)
-            if sums:
-                return [self._in_turn(equation, operands, site, sums)]
         if site is None:
             return self._unplanned(equation, operands)
+        given = list(operands)
+        places = [i for i, x in enumerate(operands) if not isinstance(x, Known)]
+        for i, dims in zip(places, site.reads, strict=True):
+            operands[i] = self.put(operands[i], site.lies(dims), site.operation.name)
+        made = self._otherwise(equation, operands, site)
+        if made is not None:
+            return made
         found = bound(equation, [plain(x) for x in operands])
         left = [self.put(x, p) for x, p in zip(found, site.left(), strict=True)]
         shown = len(given) == len(left) == 1 and not isinstance(given[0], Known)
@@ -268,6 +270,18 @@ class _Runner:
             shows = self._loops(equation, given, left)
             self.views[id(left[0])] = View(left[0], equation, given[0], shows, site.operation.outputs[0])
         return left
+
+    def _otherwise(self, equation: Any, operands: list[Any], site: Site) -> list[Any] | None:
+        """Outputs that XLA would not make as priced, told no more than where arrays lie; None where it does."""
+        if site.ring and equation.primitive.name == "dot_general":
+            return self._in_ring(equation, operands, site, site.ring)
+        loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
+        if runs_apart(equation, loops):
+            return [self.put(x, site.lies(site.writes[0])) for x in run_apart(equation, operands, loops)]
+        if site.sharding.parts and not site.operation.addends:
+            return [product_in_parts(equation, operands, loops, site.sharding.parts)]
+        sums = self._sums(equation, site)
+        return [self._in_turn(equation, operands, site, sums)] if sums else None
 
     def _sums(self, equation: Any, site: Site) -> list[Sum]:
         """Of a matrix product, where XLA would not do them as priced if it were only told how the result lies.
@@ -311,17 +325,21 @@ class _Runner:
         return self.numbers.made(equation, bound(equation, [plain(x) for x in laid]))
 
     def _seen_through(self, equation: Any, operands: list[Any], made: list[Any]) -> list[Any]:
-        """A view lies as what it shows, so that a move happens where its reader is, as priced."""
+        """A view lies as what it shows, so that a move happens where its reader is, as priced.
+
+        Where its dims cannot say how that lies, it lies nowhere: each reader has a view of what it has moved.
+        """
         known = self.lies.get(id(operands[0])) if len(operands) == 1 else None
-        if equation.primitive.name not in JAX_RULES or known is None:
+        seen = known is not None or (len(operands) == 1 and id(operands[0]) in self.views)
+        if equation.primitive.name not in JAX_RULES or not seen:
             return made
         loops = self._loops(equation, operands, made)
-        split = split_of(loops.reads[0], known[1])
-        shown = partition_of(loops.writes[0], {a: split[a] for a in self.mesh.shape if a in split})
-        kept = {axis for axes in shown for axis in axes} == set(split)
-        if loops.kind != "view" or not kept:
+        if loops.kind != "view":
             return made
-        placed = self.put(made[0], shown)
+        split = {} if known is None else split_of(loops.reads[0], known[1])
+        shown = partition_of(loops.writes[0], {a: split[a] for a in self.mesh.shape if a in split})
+        kept = known is not None and {axis for axes in shown for axis in axes} == set(split)
+        placed = self.put(made[0], shown) if kept else made[0]
         if placed.dtype == operands[0].dtype:  # what is cast moves in its new width
             self.views[id(placed)] = View(placed, equation, operands[0], loops)
         return [placed]

@@ -19,7 +19,7 @@ def absorb_views(program: Program) -> Program:
             continue
         draft = Draft.of(op)
         behind = [
-            _read_through(draft, place, views[name])
+            read_through(draft, place, views[name])
             for place, name in enumerate(op.inputs)
             if name in views and views[name].region == draft.region
         ]
@@ -37,7 +37,7 @@ def absorb_views(program: Program) -> Program:
     return finished(program, operations, f"{count} views read through" if count else "")
 
 
-def _read_through(draft: Draft, place: int, view: Draft) -> bool:
+def read_through(draft: Draft, place: int, view: Draft) -> bool:
     """Read the view's operand instead, where its dims can be expressed in the reader's factors, which it says."""
     seen = draft.reads[place]
     cuts = matching_cuts(

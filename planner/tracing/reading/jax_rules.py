@@ -33,14 +33,14 @@ ELEMENTWISE = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
     clamp clz complex conj copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
     igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
-    population_count pow real rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign
-    igamma_grad_a le_to lt_to mulhi polygamma regularized_incomplete_beta sin sinh sqrt square sub tan tanh threefry2x32
-    xor zeta
+    population_count pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign igamma_grad_a le_to lt_to mulhi polygamma regularized_incomplete_beta sin sinh sqrt
+    square sub tan tanh threefry2x32 xor zeta
 """
 """Each output element from the input elements at its place."""
 
 SAME = """
-    convert_element_type copy_p device_put layout_constraint name optimization_barrier pcast pvary reduce_precision
+    convert_element_type copy_p device_put layout_constraint name optimization_barrier pcast pvary
     reshard sharding_constraint stop_gradient
 """
 """The same array, or the same numbers in another type."""

@@ -322,3 +322,27 @@ def cast_where_read() -> Case:
         return [jnp.cumsum(a.reshape(-1)) for a in (wide, wide * wide, jnp.sin(wide))]
 
     return step, *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((512, 64), (4096, 512)))
+
+
+def _stack(weight: Any, x: Any) -> Any:
+    return jax.lax.scan(lambda c, i: (c, jnp.tanh(weight @ (x * i))), 0, jnp.arange(4.0))[1]
+
+
+def stacked() -> Case:
+    """What a loop collects, under one dim with the next, of which a part is split."""
+
+    def step(weight: Any, x: Any) -> Any:
+        rows = _stack(weight, x).reshape(-1, 64)
+        return jnp.cumsum(jnp.cumsum(rows**2, 0), 1), rows / 2
+
+    return step, f(256, 512), f(512, 64)
+
+
+def stacked_and_parted() -> Case:
+    """The same, turned and parted again: the dims in between cannot say what is split."""
+
+    def step(weight: Any, x: Any) -> Any:
+        parted = _stack(weight, x).reshape(-1, 64).T.reshape(64, 4, 256)
+        return jnp.cumsum(jnp.cumsum(parted**2, 0), 1), parted / 2
+
+    return step, f(256, 512), f(512, 64)

@@ -78,6 +78,7 @@ CASES = {
     "images": ("image", {"data": 4, "model": 2}, 3),
     "images by given statistics": ("settled", {"data": 4, "model": 2}, 3),
     "a vocabulary in parts": ("words", {"data": 2, "model": 4}, 3),
+    "views of views, and a bilinear layer": ("asked", {"a": 2, "b": 2, "c": 2}, 10),
     "experts": ("mixture", {"data": 2, "expert": 4}, 3),
 }
 

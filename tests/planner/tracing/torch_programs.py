@@ -139,6 +139,21 @@ class Scores(nn.Module):  # type: ignore[misc]
         return made.softmax(-1), made.logsumexp(-1)
 
 
+class Asked(nn.Module):  # type: ignore[misc]
+    """Few queries of what they attend to, and a score of each with where it came from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.score = nn.Bilinear(64, 64, 8)
+
+    def forward(self, few: Any, many: Any) -> Any:
+        asked = self.norm(self.into(few))
+        found = self.attention(asked, many, many, need_weights=False)[0]
+        return self.score(found, few).square().mean()
+
+
 def tokens() -> tuple[Any, Any]:
     """Of a batch, and what follows them."""
     rng = torch.Generator().manual_seed(0)
@@ -226,6 +241,12 @@ def words() -> tuple[Any, ...]:
 def scores() -> tuple[Any, ...]:
     """Without a loss."""
     return Scores(), torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+
+
+def asked() -> tuple[Any, ...]:
+    """Six queries, so that heads are split elsewhere."""
+    with torch.device("meta"):
+        return Asked(), torch.zeros(8, 6, 64), torch.zeros(8, 16, 64)
 
 
 class Bags(nn.Module):  # type: ignore[misc]

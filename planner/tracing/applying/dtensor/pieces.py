@@ -176,5 +176,5 @@ KINDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 )
 """By what operators are called in a program."""
 
-LOCAL = frozenset(("mm", "bmm", "mv", "dot", "vdot"))
+LOCAL = frozenset(("mm", "bmm", "mv", "dot", "vdot", "_trilinear"))
 """Products that each device does of what it has, as they are."""

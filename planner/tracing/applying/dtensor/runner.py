@@ -26,6 +26,7 @@ from planner.tracing.applying.dtensor.loops import Loops
 from planner.tracing.applying.dtensor.made import maker_of, number_of
 from planner.tracing.applying.dtensor.moves import Moves, in_order, placements
 from planner.tracing.applying.dtensor.pieces import KINDS, LOCAL, Alone, Pieces
+from planner.tracing.applying.dtensor.seen import shown
 from planner.tracing.applying.sites import Site, sites_of
 from planner.tracing.applying.views import View
 from planner.tracing.factors import Rule
@@ -191,7 +192,7 @@ class Runner:
         self.at, site = title, self.site(title)
         try:
             if site is None:
-                return self._arrays(title, self._as_they_lie(function, [*map(self._somewhere, operands)]))
+                return self._arrays(title, self.as_they_lie(function, [*map(self.somewhere, operands)]))
             made = self._planned(title, site, function, operands, alone)
         except BROKEN:
             raise
@@ -236,14 +237,14 @@ class Runner:
         count, loops = len(site.reads), site.without_ring()
         placed = [self.put(x, loops.lies(dims), site) for x, dims in zip(operands, site.reads, strict=False)]
         waits = [x.placements for x in placed if any(p.is_partial() for p in x.placements)]
-        placed += [self._somewhere(x) for x in operands[count:]]
+        placed += [self.somewhere(x) for x in operands[count:]]
         if alone == "no" or (alone == "perhaps" and _meets_neighbours(site)):
             made = self._by_all(function, placed, "windows reach into what other devices have")
         elif alone == "yes":
             made = self._locally(loops, function, placed)
         else:
             made = None if waits or self.chance else self._by_each(site, function, placed)
-            made = self._as_they_lie(function, placed) if made is None else made
+            made = self.as_they_lie(function, placed) if made is None else made
         if waits and title != site.operation.total:
             return made
         several = isinstance(made, tuple | list)
@@ -287,13 +288,7 @@ class Runner:
         return moves[key][1]
 
     def _moved(self, array: Array, partition: Partition, reader: str, waits: bool) -> Any:
-        view, held = array.seen, array.held
-        if view is not None:
-            behind = view.behind(partition, self.sharded.mesh, repeats=True)
-            if behind is None:
-                held = self._somewhere(array)
-            else:
-                held = self._as_they_lie(view.equation, [self.lying(view.source, behind, reader, waits)])
+        held = array.held if array.seen is None else shown(self, array, partition, reader, waits)
         shared = self.copied.get((array.name, reader))
         if shared is not None:
             if shared not in self.brought:
@@ -301,12 +296,12 @@ class Runner:
             held, _ = self.brought[shared]
         return self.moves.moved(held, partition, tuple(self.sharded.mesh) if waits else ())
 
-    def _somewhere(self, array: Array) -> Any:
+    def somewhere(self, array: Array) -> Any:
         """``array`` as it lies."""
         if array.made is not None:
             return array.made([Replicate()] * self.mesh.ndim)
         if array.seen is not None:
-            return self._as_they_lie(array.seen.equation, [self._somewhere(array.seen.source)])
+            return self.as_they_lie(array.seen.equation, [self.somewhere(array.seen.source)])
         return array.held
 
     def _left(self, array: Any, partition: Partition, site: Site) -> Any:
@@ -347,7 +342,7 @@ class Runner:
             for dims in site.writes
         ]
 
-    def _as_they_lie(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    def as_they_lie(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """By ``DTensor``; where it cannot, by each device of all there is."""
         try:
             return in_order(function, operands)
