@@ -25,6 +25,8 @@ from planner.tracing.applying.parts import (
     each_part,
     is_grouped,
     product_in_parts,
+    reduced_at_once,
+    reduces_several,
     sums_in_turn,
 )
 from planner.tracing.applying.places import between, fits
@@ -278,6 +280,8 @@ class _Runner:
         loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
         if runs_apart(equation, loops):
             return [self.put(x, site.lies(site.writes[0])) for x in run_apart(equation, operands, loops)]
+        if several := reduces_several(equation, loops):
+            return [self.put(reduced_at_once(equation, operands[0], loops, several), site.left()[0])]
         if site.sharding.parts and not site.operation.addends:
             return [product_in_parts(equation, operands, loops, site.sharding.parts)]
         sums = self._sums(equation, site)

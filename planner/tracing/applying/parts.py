@@ -56,6 +56,37 @@ def sizes_in_parts(sizes: Any, rows: int) -> Any:
     return jnp.diff(ends, axis=1, prepend=first)
 
 
+REDUCTIONS = frozenset({"reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"})
+"""Primitives that make one number of many, in any order."""
+
+
+def reduces_several(equation: Any, loops: Loops) -> tuple[str, ...]:
+    """The axes that split what is reduced, if they do in several dims: XLA would reduce these one after another."""
+    if equation.primitive.name not in REDUCTIONS or not loops.reads:  # of numbers alone
+        return ()
+    kept = {f for dim in loops.writes for f in dim}
+    at = {
+        a: place
+        for place, dim in enumerate(loops.reads[0])
+        for a, f in loops.split.items()
+        if dim[:1] == (f,)
+    }
+    axes = tuple(a for a in loops.mesh.shape if a in at and loops.split[a] not in kept)
+    return axes if len({at[a] for a in axes}) > 1 else ()
+
+
+def reduced_at_once(equation: Any, operand: Any, loops: Loops, axes: Sequence[str]) -> Any:
+    """What each part makes, and then what these make together."""
+    import jax
+
+    cut = _cut(operand, loops.reads[0], loops, axes)
+    params = dict(equation.params)
+    each = _lie(
+        jax.vmap(functools.partial(equation.primitive.bind, **params))(cut), loops, axes, loops.writes
+    )
+    return equation.primitive.bind(each, **{**params, "axes": (0,)})
+
+
 def each_part(equation: Any, operands: Sequence[Any]) -> list[Parts]:
     """An equation on arrays in parts, part by part; what is whole is the same for each."""
     import jax

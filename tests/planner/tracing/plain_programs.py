@@ -338,11 +338,16 @@ def stacked() -> Case:
     return step, f(256, 512), f(512, 64)
 
 
+def reduced_over_two() -> Case:
+    """A sum over rows and columns, which axes split both."""
+    return lambda x: jnp.sin(jnp.cumsum(x, 2)).sum(), f(2, 4, 200_000)
+
+
 def stacked_and_parted() -> Case:
     """The same, turned and parted again: the dims in between cannot say what is split."""
 
     def step(weight: Any, x: Any) -> Any:
         parted = _stack(weight, x).reshape(-1, 64).T.reshape(64, 4, 256)
-        return jnp.cumsum(jnp.cumsum(parted**2, 0), 1), parted / 2
+        return jnp.cumsum(jnp.cumsum(parted**2, 0), 1), parted / 2, (_stack(weight, x) ** 2).sum()
 
     return step, f(256, 512), f(512, 64)

@@ -30,7 +30,7 @@ MIXED = [
 NAMES = [
     "graph_attention", "state_space", "group_norms", "second_order", "actor_critic", "gated_recurrence",
     "accumulated", "scanned_residuals", "turning_states", "laplacian", "video", "number_in_branch",
-    "constants_beside", "stacked", "stacked_and_parted",
+    "constants_beside", "stacked", "reduced_over_two", "stacked_and_parted",
 ]  # fmt: skip
 AGAIN = ["curvature_now_and_then", "chosen_classes", "added_again", "named_again", "whole_in_a_branch"]
 SIGNALS = ["mixed_by_fourier", "speech", "columns", "rotations", "framed", "filter_of_positions"]
