@@ -40,6 +40,7 @@ from planner.tracing.applying.views import View, partition_of, split_of, through
 from planner.tracing.factors import Rule
 from planner.tracing.layouts import Partition
 from planner.tracing.reading.jax_calls import bound, call_constants, calls, label, runs_again
+from planner.tracing.reading.jax_functions import traced, without_static
 from planner.tracing.reading.jax_record import output_names
 from planner.tracing.reading.jax_rules import JAX_RULES
 from planner.tracing.sharded import ShardedProgram, spec_arguments
@@ -52,13 +53,15 @@ def apply_shardings(
     """``function`` with its arrays laid out on ``mesh`` (a ``jax.sharding.Mesh`` with the plan's axes).
 
     ``arguments`` are those of `from_jax`, arrays or their shapes. What is returned is to be compiled with
-    ``jax.jit``. Raises ``InputError`` where the mesh has other axes, or the function is not the program's.
+    ``jax.jit``, and called without those that are static. Raises ``InputError`` where the mesh has other axes, or the
+    function is not the program's.
     """
     import jax
 
     if dict(mesh.shape) != dict(sharded.mesh):
         raise InputError(f"the mesh is {dict(mesh.shape)}, the plan is for {dict(sharded.mesh)}")
-    closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    function, arguments = without_static(function, arguments)
+    _, closed, result, _ = traced(function, arguments)
     paths = [sharded.program.value[n].path for n in sharded.program.inputs]
     if len(closed.jaxpr.invars) != len(paths):
         raise InputError(f"{len(closed.jaxpr.invars)} arrays are given, the program has {len(paths)} inputs")
@@ -75,7 +78,7 @@ def apply_shardings(
 
 
 def input_shardings(sharded: ShardedProgram, mesh: Any, arguments: Sequence[Any]) -> Any:
-    """A ``NamedSharding`` for every array of ``arguments``, in their structure: for ``jax.device_put``."""
+    """A ``NamedSharding`` for every array of ``arguments``, static ones left out: for ``jax.device_put``."""
     import jax
 
     structure, mesh = jax.tree_util.tree_structure(tuple(arguments)), _auto(mesh)
@@ -266,7 +269,7 @@ class _Runner:
         if made is not None:
             return made
         found = bound(equation, [plain(x) for x in operands])
-        left = [self.put(x, p) for x, p in zip(found, site.left(), strict=True)]
+        left = [self.put(x, p) for x, p in zip(found, site.left(), strict=False)]  # a print makes nothing
         shown = len(given) == len(left) == 1 and not isinstance(given[0], Known)
         if site.operation.kind == "view" and shown:
             shows = self._loops(equation, given, left)

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.errors import InputError, Unsupported
 from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, retyped, rows_of
-from planner.tracing.program import Program, Tie
+from planner.tracing.program import Program, Tie, Value
 from planner.tracing.reading.jax_arguments import Leaf, leaves_of, ties_of, watched
 from planner.tracing.reading.jax_calls import (
     ATTENTION,
@@ -22,6 +22,7 @@ from planner.tracing.reading.jax_calls import (
     test_name,
     work,
 )
+from planner.tracing.reading.jax_functions import traced, without_static
 from planner.tracing.reading.jax_manual import (
     COLLECTIVES,
     LAID_AFTER,
@@ -46,6 +47,8 @@ WHY = {
 }
 """Primitives that no table can have -> why."""
 
+IN_ANY_MESH = "where a PartitionSpec without a mesh has arrays lie is left to the plan"
+
 
 def from_jax(
     function: Callable[..., Any],
@@ -59,8 +62,9 @@ def from_jax(
     """``function`` on ``arguments`` (arrays, or ``jax.ShapeDtypeStruct``; nested as you like), as a `Program`.
 
     What is traced is what is planned: a loss, ``jax.value_and_grad`` of it, or a whole training step.
-    ``parameters`` are the positions of the arguments that hold trainable weights. An output that is built like
-    an argument (gradients, new weights, optimizer states) is to lie like it.
+    ``parameters`` are the positions of the arguments that hold trainable weights, among those that are not static
+    (``static_argnums`` of ``jax.jit``). An output that is built like an argument (gradients, new weights, optimizer
+    states) is to lie like it.
 
     ``trips`` is how often a loop runs that ends when a condition says so (``while``). ``rules`` say of kernels, by
     name, how their loops index their arrays (`planner.tracing.reading.kernels`).
@@ -68,19 +72,19 @@ def from_jax(
     Raises ``Unsupported`` for an operator without a rule, unless ``replicate_unknown``: then it is computed
     alike everywhere, and listed; and for such a loop without ``trips``.
     """
-    import jax
-
     if trips is not None and trips < 1:
         raise InputError(f"trips={trips}: a loop runs at least once")
 
+    function, arguments = without_static(function, arguments)
     trained = (parameters,) if isinstance(parameters, int) else tuple(parameters)
     if bad := [i for i in trained if not 0 <= i < len(arguments)]:
         raise InputError(f"parameters={bad[0]}: the function gets {len(arguments)} arguments, counted from 0")
     title = name or str(getattr(function, "__name__", "program"))
     leaves = list(leaves_of(function, arguments, trained))
-    closed, result = jax.make_jaxpr(watched(function, leaves, title), return_shape=True)(*arguments)
+    found = traced(watched(function, leaves, title), arguments)
     importer = _Importer(title, replicate_unknown, trips, rules)
-    return importer.run(closed, leaves, list(ties_of(arguments, result)))
+    importer.notes += [IN_ANY_MESH] if found.axes else []
+    return importer.run(found.closed, leaves, list(ties_of(arguments, found.result)))
 
 
 class _Importer:
@@ -94,8 +98,8 @@ class _Importer:
         self.ties: list[Tie] = []
         self.replicated: list[str] = []
         self.notes: list[str] = []
-        self.tests: list[str] = []
-        """What says whether loops go on: needed, though nothing reads it."""
+        self.needed: list[str] = []
+        """What says whether loops go on, and what is printed: needed, though nothing reads it."""
 
     def run(self, closed: Any, leaves: Sequence[Leaf], ties: Sequence[tuple[int, int]]) -> Program:
         jaxpr = closed.jaxpr
@@ -112,7 +116,7 @@ class _Importer:
             values=tuple(self.to.values.values()),
             operations=tuple(self.to.operations),
             inputs=tuple(inputs),
-            outputs=tuple(dict.fromkeys(n for n in (*outputs, *self.tests) if n is not None)),
+            outputs=tuple(dict.fromkeys(n for n in (*outputs, *self.needed) if n is not None)),
             results=tuple(outputs),
             ties=(
                 *self.ties,
@@ -153,7 +157,8 @@ class _Importer:
         followed = _FOLLOWED.get(equation.primitive.name)
         if followed is not None:
             return followed(self, equation, title, given, place)
-        if not equation.outvars:  # prints and checks
+        if not equation.outvars:
+            self._shown(equation, title, [n for n in given if n is not None], place)
             return []
         if place.manual is not None:
             return self._in_parts(equation, title, given, place, place.manual)
@@ -163,6 +168,16 @@ class _Importer:
             self.to.value(out, var.aval)
         self.to.record(title, equation, names, outputs, rule, place)
         return outputs
+
+    def _shown(self, equation: Any, title: str, known: list[str], place: Place) -> None:
+        """What is printed or checked: the host gets it whole, unless each device shows its own part."""
+        if place.manual is not None or equation.params.get("partitioned"):
+            self.needed += known
+        elif known:
+            self.to.values[title] = Value(name=title, shape=(), dtype="bool")  # that it was done
+            rule = opaque([self.to.values[n].shape for n in known], [()])
+            self.to.record(title, equation, known, [title], rule, place)
+            self.needed.append(title)
 
     def _ruled(self, equation: Any, title: str, given: list[str | None]) -> tuple[list[str], Rule]:
         """Operands that are arrays, and the loops over them."""
@@ -332,7 +347,7 @@ class _Importer:
         asked = place.inside(title, self.trips + 1)
         asked = asked._replace(prefix=test_name(title), branch=test_name(title))
         on = self._body(test, self._constants(test_name(title), test), [*given[:tests], *states], asked)
-        self.tests += (n for n in on if n is not None)
+        self.needed += (n for n in on if n is not None)
         constants = self._constants(title, inner)
         within = place.inside(title, self.trips)
         made = self._body(inner, constants, [*own[:consts], *states], within)

@@ -9,7 +9,7 @@ same axes where it has more than ``task["devices"]``. Prints JSON.
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from planner.tracing.applying.scopes import SCOPE, operator_of
 from planner.tracing.cleaning.passes import clean
 from planner.tracing.program import Program
 from planner.tracing.reading.from_jax import from_jax
+from planner.tracing.reading.jax_functions import traced, without_static
 from planner.tracing.sharded import ShardedProgram
 from planner.verification.programs.functions import load_function, print_answer, smaller_mesh
 from planner.verification.programs.hlo import listed_collectives
@@ -38,9 +39,10 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
     loaded = load_function(task["function"])
     if isinstance(loaded, Program):
         raise InputError(f"{task['function']} is a program; what runs is a function: (function, *arguments)")
-    function, *arguments = loaded
+    function, given = loaded[0], loaded[1:]
     if hasattr(function, "named_parameters"):
         raise InputError(f"{task['function']} is a module of PyTorch: it is verified --with torch")
+    function, arguments = without_static(function, given)
     check_arguments(sharded.program, arguments, task["function"])
     check_function(sharded.program, function, arguments, task["function"])
     compiled = compile_sharded(function, arguments, sharded)
@@ -52,7 +54,7 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"{task['function']} fixes the devices of its shard_map: it runs on all {count}")
         compiled = compile_sharded(function, arguments, small)
     places = None if not _fixes_devices(sharded.program) else NamedSharding(_mesh(sharded), PartitionSpec())
-    alone = jax.jit(function).lower(*_shapes(arguments, places)).compile()
+    alone = jax.jit(traced(function, arguments).function).lower(*_shapes(arguments, places)).compile()
     taken = _bytes(compiled) * math.prod(small.mesh.values()) + _bytes(alone)
     if taken > task["most_bytes"]:
         return {**found, "mesh": dict(small.mesh), "bytes": taken}
@@ -66,7 +68,7 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "mesh": dict(small.mesh), "bytes": taken, "outputs": outputs}
 
 
-def check_arguments(program: Program, arguments: list[Any], target: str) -> None:
+def check_arguments(program: Program, arguments: Sequence[Any], target: str) -> None:
     """Refuse arrays of other shapes or types than the program's inputs, by path."""
     leaves = jax.tree.leaves(arguments)
     values = [program.value[name] for name in program.inputs]
@@ -83,7 +85,7 @@ def check_arguments(program: Program, arguments: list[Any], target: str) -> None
             )
 
 
-def check_function(program: Program, function: Any, arguments: list[Any], target: str) -> None:
+def check_function(program: Program, function: Any, arguments: Sequence[Any], target: str) -> None:
     """Refuse a function whose operators are not those of the program, however often loops run."""
     unknown = bool(program.replicated)
     traced = clean(from_jax(function, *arguments, replicate_unknown=unknown, trips=1, rules=program.rules))
@@ -97,7 +99,7 @@ def _mesh(sharded: ShardedProgram) -> Any:
     return jax.sharding.Mesh(np.array(jax.devices()[: math.prod(sizes)]).reshape(sizes), tuple(sharded.mesh))
 
 
-def compile_sharded(function: Any, arguments: list[Any], sharded: ShardedProgram) -> Any:
+def compile_sharded(function: Any, arguments: Sequence[Any], sharded: ShardedProgram) -> Any:
     """``function`` compiled under the layouts of ``sharded``; no array is made."""
     mesh = _mesh(sharded)
     places = input_shardings(sharded, mesh, arguments)
@@ -114,7 +116,7 @@ def _fixes_devices(program: Program) -> bool:
     return any(op.manual is not None for op in program.operations)
 
 
-def _shapes(arguments: list[Any], sharding: Any) -> Any:
+def _shapes(arguments: Sequence[Any], sharding: Any) -> Any:
     """Arguments as they are, or all so on a mesh."""
     if sharding is None:
         return arguments
@@ -152,7 +154,7 @@ def _bytes(compiled: Any) -> int:
     return int(stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes)
 
 
-def filled(arguments: list[Any], program: Program) -> tuple[Any, ...]:
+def filled(arguments: Sequence[Any], program: Program) -> tuple[Any, ...]:
     """Arrays as they are, random numbers for shapes; indices are 0 or 1, which every table has.
 
     What a step hands on beside its weights (moments, counters) is not negative: roots are taken of it.

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 from plain_programs import Case, f, i
 
 
@@ -96,3 +97,17 @@ def whole_in_a_branch() -> Case:
         return asked, whole(hidden)
 
     return step, f(512, 64), f(4096, 512), i()
+
+
+def printed() -> Case:
+    """A step whose number of layers is static, and which says where arrays lie, and shows some of them."""
+
+    def loss(weights: Any, x: Any, layers: int) -> Any:
+        for _ in range(layers):
+            x = jax.lax.with_sharding_constraint(jnp.tanh(x @ weights[0]), PartitionSpec(("pod", "rows")))
+        hidden = jnp.cumsum(x @ weights[1], 0)
+        jax.debug.print("{} {}", jnp.abs(x).max(), hidden)
+        return (hidden**2).mean()
+
+    step = jax.jit(jax.value_and_grad(loss), static_argnames="layers")
+    return step, [f(256, 256), f(256, 64)], f(512, 256), 3

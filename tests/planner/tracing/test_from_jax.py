@@ -7,13 +7,14 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from jax.extend.core import Primitive  # noqa: E402
+from jax.sharding import PartitionSpec  # noqa: E402
 from jax_layers import SMALL  # noqa: E402
 from jax_models import MODELS, gpt  # noqa: E402
 
 from planner.errors import InputError, Unsupported  # noqa: E402
 from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.program import Program, elements  # noqa: E402
-from planner.tracing.reading.from_jax import from_jax  # noqa: E402
+from planner.tracing.reading.from_jax import IN_ANY_MESH, from_jax  # noqa: E402
 from planner.tracing.solving.shard import shard  # noqa: E402
 
 pytestmark = pytest.mark.jax
@@ -250,3 +251,43 @@ def test_narrow_numbers_with_scales_are_a_product() -> None:
     assert op.sizes == (64, 64, 8, 32)
     assert op.reads == (((), (0,), (2, 3)), ((), (1,), (2, 3)), ((), (0,), (2,)), ((), (1,), (2,)))
     assert op.writes == (((), (0,), (1,)),)
+
+
+def test_what_is_static_is_no_array() -> None:
+    """By a wrapper within another, by name or place; weights are counted among arrays."""
+
+    def run(layers: int, weight: Any, x: Any, act: str = "sin") -> Any:
+        for _ in range(layers):
+            x = getattr(jnp, act)(x @ weight)
+        return x.sum()
+
+    inner = jax.jit(run, static_argnames=("layers", "act"))
+    assert from_jax(inner, 3, W, X).inputs == ("weight", "x")
+    for function in (inner, jax.value_and_grad(inner, argnums=1), jax.jit(run, static_argnums=(0, -1))):
+        program = from_jax(function, 3, W, X, "cos")
+        assert program.inputs == ("weight", "x")
+        assert program.value["weight"].role == "parameter"
+        assert [op.primitive for op in program.operations].count("cos") == 3
+
+
+def test_a_place_in_no_mesh_is_left_to_the_plan() -> None:
+    def run(weight: Any, x: Any) -> Any:
+        x = jax.lax.with_sharding_constraint(x @ weight, PartitionSpec("rows", ("pod", "columns")))
+        return x.sum()
+
+    program = from_jax(run, W, X)
+    assert program.applied == (IN_ANY_MESH,)
+    assert "dot_general" in {op.primitive for op in program.operations}
+    with pytest.raises(ValueError, match="rank at least 3"):
+        from_jax(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec(None, None, "rows")), X)
+
+
+def test_what_is_printed_is_needed_and_whole() -> None:
+    def run(x: Any) -> Any:
+        jax.debug.print("{}", jnp.sin(x))
+        return x.sum()
+
+    program = clean(from_jax(run, X))
+    assert {op.primitive for op in program.operations} == {"debug_print", "sin+reduce_sum"}
+    shown = next(op for op in program.operations if op.primitive == "debug_print")
+    assert set(shown.whole) == set(range(len(shown.sizes)))

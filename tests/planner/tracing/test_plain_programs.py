@@ -32,7 +32,9 @@ NAMES = [
     "accumulated", "scanned_residuals", "turning_states", "laplacian", "video", "number_in_branch",
     "constants_beside", "stacked", "reduced_over_two", "stacked_and_parted",
 ]  # fmt: skip
-AGAIN = ["curvature_now_and_then", "chosen_classes", "added_again", "named_again", "whole_in_a_branch"]
+AGAIN = [
+    "curvature_now_and_then", "chosen_classes", "added_again", "named_again", "whole_in_a_branch", "printed",
+]  # fmt: skip
 SIGNALS = ["mixed_by_fourier", "speech", "columns", "rotations", "framed", "filter_of_positions"]
 CASES = [
     *((plain_programs, name) for name in NAMES),
