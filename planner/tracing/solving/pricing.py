@@ -276,14 +276,18 @@ class ProgramPricer:
             yield size, codes_of("all_reduce", over, split)[:, None]
 
     def _halos(self, op: Operation, options: Options) -> Iterator[Steps]:
-        """Borders of a split image, to both neighbours together; corners are left out."""
+        """Borders of a split image, to both neighbours together: dim after dim, so that later ones have corners."""
+        longer = {h.operand: np.ones(len(options.split)) for h in op.halos}  # than without borders
         for halo in op.halos:
-            name = op.inputs[halo.operand]
+            name, factors = op.inputs[halo.operand], longer[halo.operand]
             dim = next(i for i, d in enumerate(op.reads[halo.operand]) if halo.factor in d)
-            size = self.full_bytes(name) / self.program.value[name].shape[dim] * halo.elements
-            axes = mask(options.split == halo.factor)
+            length, along = self.program.value[name].shape[dim], options.split == halo.factor
+            axes = mask(along)
             others = mask(options.reads[halo.operand] >= 0) & ~axes
-            yield size, codes_of("send", axes, others)[:, None]
+            for factor in np.unique(factors[axes > 0]):
+                size = self.full_bytes(name) / length * halo.elements * float(factor)
+                yield size, codes_of("send", np.where(factors == factor, axes, 0), others)[:, None]
+            factors *= 1 + (degrees(self.mesh.sizes, along) * (axes > 0)) * halo.elements / length
 
     def _local(self, names: Sequence[str], layouts: Sequence[Layouts]) -> Array:
         """Bytes on one device of arrays together, [option] [B]."""

@@ -1,6 +1,8 @@
 """Bytes that a device sends for a convolution of an image whose rows lie in parts, by XLA's compiler.
 
-python compiled_halos.py '[[3, 2, [1, 1]], ...]'    # window, stride, padding before and after
+python compiled_halos.py '[[3, 2, [1, 1], 1], ...]'    # window, stride, padding before and after, its width
+
+Columns lie in two parts where windows are wider than one.
 """
 
 import json
@@ -15,15 +17,17 @@ SHAPE = 1, 64, 16, 4
 
 
 def convolved(x, w, stride, padding):
-    dims = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, w, (stride, 1), (tuple(padding), (0, 0)), dimension_numbers=dims)
+    dims, side = ("NHWC", "HWIO", "NHWC"), w.shape[1] // 2
+    pads = (tuple(padding), (side, side))
+    return jax.lax.conv_general_dilated(x, w, (stride, 1), pads, dimension_numbers=dims)
 
 
-def sent(window, stride, padding):
-    mesh = jax.make_mesh((jax.device_count(),), ("rows",))
-    whole, parts = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, "rows")))
+def sent(window, stride, padding, width):
+    columns = 1 if width == 1 else 2
+    mesh = jax.make_mesh((jax.device_count() // columns, columns), ("rows", "columns"))
+    whole, parts = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, "rows", "columns")))
     x = jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=parts)
-    w = jax.ShapeDtypeStruct((window, 1, SHAPE[-1], 8), jnp.float32, sharding=whole)
+    w = jax.ShapeDtypeStruct((window, width, SHAPE[-1], 8), jnp.float32, sharding=whole)
     compiled = (
         jax.jit(lambda x, w: convolved(x, w, stride, padding), out_shardings=parts).lower(x, w).compile()
     )

@@ -93,3 +93,15 @@ def filter_of_positions() -> Case:
 
     params = {"in": f(8, 32), "out": f(32, 64), "rate": f(32)}
     return jax.value_and_grad(loss), params, f(16, 128, 64)
+
+
+def volume() -> Case:
+    """Convolutions of one image of three dims, of which two lie in parts: borders have corners."""
+    dims = ("NDHWC", "DHWIO", "NDHWC")
+
+    def loss(p: Any, x: Any) -> Any:
+        for window in p:
+            x = jnp.tanh(jax.lax.conv_general_dilated(x, window, (1, 1, 1), "SAME", dimension_numbers=dims))
+        return (x**2).mean()
+
+    return jax.value_and_grad(loss), [f(3, 3, 3, 4, 5), f(3, 3, 3, 5, 5)], f(1, 8, 8, 8, 4)

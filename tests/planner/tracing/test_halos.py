@@ -72,22 +72,24 @@ def test_no_part_is_shorter_than_its_borders(window: int, degrees: int) -> None:
 
 
 COMPILED = [
-    (3, 1, (1, 1)),
-    (3, 1, (2, 0)),
-    (3, 2, (0, 1)),
-    (3, 2, (1, 1)),
-    (4, 2, (1, 1)),
-    (5, 2, (2, 2)),
-    (7, 2, (3, 3)),
-    (1, 2, (0, 0)),
-    (4, 4, (0, 0)),
-    (4, 4, (1, 1)),
+    (3, 1, (1, 1), 1),
+    (3, 1, (2, 0), 1),
+    (3, 2, (0, 1), 1),
+    (3, 2, (1, 1), 1),
+    (4, 2, (1, 1), 1),
+    (5, 2, (2, 2), 1),
+    (7, 2, (3, 3), 1),
+    (1, 2, (0, 0), 1),
+    (4, 4, (0, 0), 1),
+    (4, 4, (1, 1), 1),
+    (3, 1, (1, 1), 3),
+    (5, 2, (2, 2), 5),
 ]
-"""Window, stride, padding before and after."""
+"""Window, stride, padding before and after, width."""
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[tuple[int, int, tuple[int, int]], int]:
+def compiled() -> dict[Any, int]:
     script = Path(__file__).with_name("compiled_halos.py")
     environment = {
         **os.environ,
@@ -102,13 +104,14 @@ def compiled() -> dict[tuple[int, int, tuple[int, int]], int]:
 
 @pytest.mark.parametrize("case", COMPILED)
 def test_borders_are_those_that_xla_exchanges(case: Any, compiled: dict[Any, int]) -> None:
-    window, stride, padding = case
-    shapes = compiled_halos.SHAPE, (window, 1, compiled_halos.SHAPE[-1], 8)
+    window, stride, padding, width = case
+    shapes = compiled_halos.SHAPE, (window, width, compiled_halos.SHAPE[-1], 8)
     arrays = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
     program = from_jax(lambda x, w: compiled_halos.convolved(x, w, stride, padding), *arrays, parameters=1)
-    setting = set_up(program, "dgx-h100:1", {"rows": 8})
+    columns = {} if width == 1 else {"columns": 2}
+    setting = set_up(program, "dgx-h100:1", {"rows": 8 // (1 + len(columns)), **columns})
     (op,) = setting.program.operations
-    rows = op.writes[0][1][0]
-    option = next(o for o in setting.problem.options[-1] if o.split == (rows,))
+    split = tuple(op.writes[0][dim][0] for dim in (1, 2)[: 1 + len(columns)])
+    option = next(o for o in setting.problem.options[-1] if o.split == split)
     priced = sum(x.full_bytes for x in setting.pricer.operation(op, option).exchanges)
     assert priced == compiled[case]

@@ -35,7 +35,7 @@ NAMES = [
 AGAIN = [
     "curvature_now_and_then", "chosen_classes", "added_again", "named_again", "whole_in_a_branch", "printed",
 ]  # fmt: skip
-SIGNALS = ["mixed_by_fourier", "speech", "columns", "rotations", "framed", "filter_of_positions"]
+SIGNALS = ["mixed_by_fourier", "speech", "columns", "rotations", "framed", "filter_of_positions", "volume"]
 CASES = [
     *((plain_programs, name) for name in NAMES),
     *((mixed_programs, name) for name in MIXED),
