@@ -85,14 +85,6 @@ def test_a_loop_without_end_runs_as_often_as_is_said() -> None:
     assert prices[0] > 1.1 * prices[1]
 
 
-def test_prints_and_checks_are_no_operators() -> None:
-    def function(w: Any, x: Any) -> Any:
-        jax.debug.print("{}", x.sum())
-        return x @ w
-
-    assert [op.primitive for op in clean(from_jax(function, W, X)).operations] == ["dot_general"]
-
-
 def test_a_training_step_hands_on_weights_and_states() -> None:
     def step(weights, state, x):
         gradient = jax.grad(lambda w: ((x @ w["a"]) ** 2).mean())(weights)
