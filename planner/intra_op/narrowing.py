@@ -32,7 +32,7 @@ from planner.intra_op.unlimited import solve_unlimited
 FIRST_SLACK, GROWTH = 5e-3, 3.0
 """Of the bound; and by what the slack is multiplied where it was too small."""
 
-NEAR = 2.0
+NEAR = 3.0
 """Slacks that a choice may cost more than the bound for the next part to reach as far: what it gives is the best."""
 
 LAST_SLACK = 2.0
