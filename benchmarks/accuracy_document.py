@@ -11,6 +11,7 @@ import intervals
 import peer_calculon
 import peers
 from accuracy_history import HISTORY
+from accuracy_memory import memory_section
 from accuracy_order import rank_section
 from accuracy_tables import error_cells, percent, table
 from accuracy_text import (
@@ -126,31 +127,6 @@ def rate_section(rows: Sequence[Judged]) -> str:
     found = {name: error_statistics(each) for name, each in sorted(errors.items())}
     lines = [[name, str(each.n), *error_cells(each)] for name, each in found.items()]
     return RATES + table(("runs", "n", "median", "90th percentile", "bias"), lines)
-
-
-def memory_section(reports: Mapping[str, ValidationReport]) -> str:
-    """Live tensors, driver's figure, and whether a run fits."""
-    live = []
-    for name, what in LIVE.items():
-        found = reports[name].summary.tensor_memory
-        live.append([what, str(found.n), *error_cells(found)])
-    driver = [
-        [what, str(found.n), *error_cells(found)]
-        for name, what in RUNS.items()
-        if (found := reports[name].summary.memory).n
-    ]
-    fits = []
-    for name, what in RUNS.items():
-        found_fits = reports[name].summary.fits
-        ran = f"{found_fits.ran_but_said_not_to_fit} of {found_fits.ran}"
-        fits.append([what, ran, f"{found_fits.crashed_but_said_to_fit} of {found_fits.crashed}"])
-    return (
-        table(("live tensors", "n", "median", "90th percentile", "bias"), live)
-        + "\n"
-        + table(("as printed by the source", "n", "median", "90th percentile", "bias"), driver)
-        + "\n"
-        + table(("does it fit", "ran, called impossible", "crashed, called fitting"), fits)
-    )
 
 
 def use_section(judged: Mapping[str, Sequence[Judged]]) -> str:

@@ -86,12 +86,13 @@ RUNS = {
     "runs_gpu": "published GPU runs",
     "runs_tpu": "published TPU runs",
     "runs_mixtures": "published mixtures, transcribed fourth to tenth",
+    "runs_memory": "published GPU runs, transcribed twelfth, most for their memory",
     "sweep_h100": "systematic sweep on H100 (every third point)",
     "grid_a100": "single-node grid on A100 (every fourth point)",
 }
 """File of runs in tests/published -> what it is."""
 
-WITHOUT_FIT = {"runs_mixtures": ("runs_gpu", "runs_tpu")}
+WITHOUT_FIT = {"runs_mixtures": ("runs_gpu", "runs_tpu"), "runs_memory": ("runs_gpu",)}
 """File of few series -> files whose fit split the usual rule of thumb is fitted on, too."""
 
 LIVE = {

@@ -135,6 +135,30 @@ ELEVENTH = (
 )
 """Series that were transcribed eleventh, by name, two thirds of them on boards that no series had been on."""
 
+TWELFTH = (
+    "DeepSpeed issue 192",
+    "DeepSpeed issue 5507",
+    "DeepSpeed's table of BERT on SQuAD",
+    "DeepSpeed's tutorials of ZeRO",
+    "Hugging Face's guide to one GPU",
+    "LLaMA-Factory issue 4133",
+    "Liger-Kernel issue 311",
+    "Megatron-LM in libai issue 475",
+    "Megatron-LM issue 606",
+    "Megatron-LM's golden values",
+    "OpenRLHF issue 698",
+    "TRL's Ulysses on Qwen3-4B",
+    "litgpt",
+    "litgpt's pretraining beside Thunder, eager",
+    "litgpt's table of resources",
+    "llm.c of October 2024",
+    "ms-swift's examples",
+    "ms-swift's guide to Qwen3",
+    "torchtitan pull request 382",
+    "torchtune's table of Llama 2",
+)
+"""Series that were transcribed twelfth, by name, for peaks and verdicts of memory; of litgpt some were in before."""
+
 FOURTH_DENSE = frozenset({"AXLearn", "KempnerForge", "nanotron, July 2024", "prime-rl", "shard_map in JAX"})
 """Series of the dense runs that were transcribed fourth."""
 
@@ -186,5 +210,6 @@ ROUNDS: Mapping[str, frozenset[str]] = {
     "transcribed ninth": frozenset(NINTH),
     "transcribed tenth": frozenset(TENTH),
     "transcribed eleventh": frozenset(ELEVENTH),
+    "transcribed twelfth": frozenset(TWELFTH),
 }
 """Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
