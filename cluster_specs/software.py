@@ -45,8 +45,8 @@ class SoftwareSpec(Record):
     """Kinds of devices that it trains on."""
     splits: tuple[Axis, ...]
     """Axes over which it can split a model; over data always."""
-    modules: Literal["transformers"] | None = None
-    """Whose modules models are made of, which keep more of plain attention, and for some families less in fp32."""
+    modules: Literal["transformers", "litgpt"] | None = None
+    """Whose modules models are made of, which keep more of attention, and for some families less in fp32."""
     fused_elementwise: bool
     """Chains of element-wise operators run as one kernel (a compiler, or hand-written fused kernels)."""
     fused_products: bool

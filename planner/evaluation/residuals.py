@@ -59,6 +59,7 @@ def residuals(
             made = block.tensor[op.outputs[0]]
             copies = software.attention_copies + _laid_out_again(pricer, op)
             found[log_sum_exp] = copies * sizes[made.name] / padding(pricer, made)
+            found |= dict(_repeated_keys(pricer, block, op, sizes)) if software.modules == "litgpt" else {}
         if probabilities in sizes:
             element = pricer.element_bytes(block.tensor[probabilities])
             found[probabilities] = _of_softmax(pricer, op, element) * sizes[probabilities] / element
@@ -105,7 +106,8 @@ def _repeated_keys(
 ) -> Iterator[tuple[str, float]]:
     """Keys and values of fewer heads, repeated for each query's head, beyond their own ``sizes`` [bytes].
 
-    Source: huggingface/transformers ``repeat_kv`` of eager_attention_forward, whose results the products keep.
+    Source: huggingface/transformers ``repeat_kv`` of eager_attention_forward, whose results the products keep;
+    Lightning-AI/litgpt@101e31d2 ``litgpt/model.py`` (``expand``, then ``reshape``), whose results any kernel keeps.
     """
     if pricer.software.modules:
         query, *others = (set(block.tensor[name].dims) for name in op.inputs[:3])

@@ -278,6 +278,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "hf-kernels",
             "hf-reentrant",
             "hf-sdpa-math",
+            "litgpt",
             "llm-shearing",
         ),
         Habits(zero_stage=3),

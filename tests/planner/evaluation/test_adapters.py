@@ -25,13 +25,8 @@ QUANTISED = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
 def estimated(
     adapter: Mapping[str, Any] | None, plan: Mapping[str, Any] | None = None, **job: Any
 ) -> Estimate:
-    given = Job(
-        global_batch=8,
-        seq_len=1024,
-        stack="hf-fsdp",
-        adapter=None if adapter is None else Adapter(**{"r": 16, **adapter}),
-        **job,
-    )
+    own = None if adapter is None else Adapter(**{"r": 16, **adapter})
+    given = Job(**{"global_batch": 8, "seq_len": 1024, "stack": "hf-fsdp", "adapter": own, **job})
     degrees = {"data": 8, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 8, **(plan or {})}
     cluster = load_cluster("dgx-h100:1")
     return Evaluator(load_model("llama-3.1-8b"), cluster, given).estimate(Parallelism(**degrees))
@@ -193,3 +188,11 @@ def test_what_is_not_known_is_refused(job: dict[str, Any], plan: dict[str, Any],
 def evaluated(choice: Parallelism, **job: Any) -> Estimate:
     given = Job(**{"global_batch": 8, "seq_len": 512, "stack": "hf-fsdp", "adapter": Adapter(r=8), **job})
     return Evaluator(load_model("llama-3.1-8b"), load_cluster("dgx-h100:1"), given).estimate(choice)
+
+
+def test_litgpt_keeps_keys_and_values_of_all_heads() -> None:
+    """24 of 32 heads more than grouped queries have, of keys and of values: 128 numbers of two bytes a token."""
+    usual, repeated = (
+        estimated({}, REPLICAS, stack=stack).memory["activations"] for stack in ("hf-fsdp", "litgpt")
+    )
+    assert repeated - usual == pytest.approx(32 * 1024 * 2 * 24 * 128 * 2)
