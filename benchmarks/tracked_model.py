@@ -144,6 +144,19 @@ class Attention(nn.Module):
         return self.o(context.transpose(1, 2).flatten(2))
 
 
+class Adapted(nn.Module):
+    """A linear module beside an adapter: ``y + B A x``."""
+
+    def __init__(self, base: Any, rank: int) -> None:
+        super().__init__()
+        self.base, self.down = base, nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        """As large as what ``base`` makes."""
+        return self.base(x) + self.up(self.down(x))
+
+
 class FeedForward(nn.Module):
     """Gated by SiLU, over one part of the sequence after the other."""
 

@@ -279,8 +279,9 @@ class SoftwareSpec(Record):
     """ZeRO stage from which weights lie in shards between steps; before, those that were stepped are gathered."""
     schedules: tuple[str, ...] = Field(min_length=1)
     """Pipeline schedules that the stack offers."""
-    adapts: Literal["modules", "products", "none"]
-    """What has an adapter: linear modules, as in peft, products, as in Megatron Core, or nothing that is known."""
+    adapts: Literal["modules", "units", "products", "none"]
+    """What has an adapter: linear modules, as in peft, with all weights of their units made to have gradients, or not;
+    products, as Megatron Core runs them on tensor ranks, too; nothing that is known."""
     partitioner: Partitioner | None = None
     """How programs are partitioned, where a compiler does it; None: collectives are those that the plan asks for."""
     on_gpu: OnGPU | None = None

@@ -42,6 +42,8 @@ class Tensor(Record):
     """In the job's precision, whatever ``dtype`` says, where modules are those of transformers."""
     scale: float = Field(default=1.0, gt=0)
     """Elements per product of dims: topk/experts for routed tokens, 2 for a fused gate and up."""
+    stepped: bool = True
+    """Weights: an optimizer steps it; else it gets a gradient that nothing reads, as frozen ones beside trained do."""
     path: str = ""
     """Weights: the parameter's dotted path in the framework's module, ``{layer}`` for the layer's number."""
 
@@ -235,7 +237,7 @@ def count_parameters(graph: Graph) -> int:
     """Trainable parameters, tied ones once."""
     total = 0.0
     for block, count in graph.instances():
-        total += count * sum(graph.elements(t) for t in block.tensors if t.role == "weight")
+        total += count * sum(graph.elements(t) for t in block.tensors if t.role == "weight" and t.stepped)
     for _, second in graph.tied:
         block_name, tensor_name = second.split(".", 1)
         tensor = graph.block[block_name].tensor[tensor_name]

@@ -54,8 +54,8 @@ def as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
         return
     head = rank.head * (rank.reduced if rank.software.wraps_ends else rank.weight)
     own = 0.0 if rank.adds_up_whole else rank.made
-    if not (rank.software.pads_shards or rank.adds_up_whole):
-        yield from _flat_units(rank, gathered, (head, own))
+    if not rank.software.pads_shards:
+        yield from _flat_units(rank, gathered, (head, rank.made))
         return
     yield from _inside(rank, rank.activations, min(gathered, rank.whole), (head, own))
     if rank.software.wraps_ends:

@@ -30,10 +30,10 @@ from planner.evaluation.states import (
     gradient_bytes,
     least_gathered_bytes,
     lie_whole,
-    reduced_bytes,
     sharded_elements,
     slices_sums,
     stored_weight_bytes,
+    summed_bytes,
     weight_bytes,
 )
 from planner.evaluation.weights import WeightGroup, cast_bytes
@@ -77,7 +77,9 @@ def model_states(
     groups = tuple(weights)
     whole = sum(g.elements for g in groups)
     shard = sharded_elements(groups, mesh, plan.state_shards)
-    return states_of(whole, max(1.0, whole / shard) if shard else 1.0, job, plan, software)
+    states = states_of(whole, max(1.0, whole / shard) if shard else 1.0, job, plan, software)
+    states["optimizer"] *= 1 - sum(g.unstepped for g in groups) / max(1.0, whole)
+    return states
 
 
 def states_of(
@@ -151,7 +153,7 @@ def earlier_gradients(
     """Gradients of ``elements`` weights from micro-batches before [bytes]: ``sharded``, or added up whole."""
     if plan.num_microbatches == 1:
         return 0.0
-    return elements * reduced_bytes(job, software) if adds_up_whole(plan, software) else sharded
+    return elements * summed_bytes(job, software) if adds_up_whole(plan, software) else sharded
 
 
 def passing_gradients(rank: Rank, phase: str) -> dict[str, float]:
@@ -246,18 +248,17 @@ def device_memory(
     rank = Rank(stages, activations, job, plan, software, every["gradients"], mesh.cluster.device.name)
     every["optimizer"] *= 1 + rank.further_states
     states = resident_states(every, plan, software)
-    if made := made_beside_sums(rank):
-        states["made_gradients"] = made
     untrained = [g for s in stages for g in s.frozen]
-    if frozen := frozen_weights(untrained, mesh, plan, software):
-        states["frozen_weights"] = frozen
+    further = {
+        "made_gradients": made_beside_sums(rank),
+        "frozen_weights": frozen_weights(untrained, mesh, plan, software),
+        "kept_casts": cast_bytes([*groups, *untrained], job, software) if lie_whole(plan, software) else 0.0,
+        "receive_buffers": receive_buffers(rank),
+    }
+    states |= {name: size for name, size in further.items() if size}
     if in_rows := rank.tables_in_rows:
         stored = every["weights"] + every["master_weights"] + every["optimizer"]
         states["tables_in_rows"] = in_rows * stored / sharded_elements(groups, mesh, plan.shard_degree)
-    if lie_whole(plan, software) and (casts := cast_bytes([*groups, *untrained], job, software)):
-        states["kept_casts"] = casts
-    if buffers := receive_buffers(rank):
-        states["receive_buffers"] = buffers
     passing = passing_moments(rank, mesh, limit - sum(states.values()))
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
     live = {**states, **fullest.passing}
@@ -295,8 +296,8 @@ def passing_moments(rank: Rank, mesh: Mesh, room: float = math.inf) -> tuple[Mom
     elsewhere = optimizer_rule(rank.job.optimizer).in_place or "optimizer" in plan.offload
     elsewhere |= sums_wider(rank.job, software)
     made = software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped + flattened(rank)
-    temporaries = 0.0 if elsewhere else made
-    stepping = {**passing_gradients(rank, "optimizer"), "optimizer_temporaries": shard * temporaries}
+    own = 0.0 if elsewhere else sharded_elements((g.stepped() for g in groups), mesh, plan.state_shards)
+    stepping = {**passing_gradients(rank, "optimizer"), "optimizer_temporaries": own * made}
     stepping |= {"copied_weights": copied_weights(rank)} if software.keeps_copy else {}
     during = (moment for turn in backwards(rank) for moment in _least_around_backward(turn, stored, room))
     return (*during, Moment("optimizer", stepping))

@@ -19,6 +19,7 @@ from planner.evaluation.states import (
     lie_whole,
     reduced_bytes,
     shards_frozen,
+    summed_bytes,
 )
 from planner.evaluation.units import gathers_weights, reduces_every_microbatch
 from planner.lazy import lazy
@@ -381,7 +382,7 @@ class Rank:
         if not self.elements or (self.plan.num_microbatches > 1 and not self.begins):
             return {}
         if self.adds_up_whole:
-            return {"gradients": max(0.0, elements) * self.reduced}
+            return {"gradients": max(0.0, elements) * summed_bytes(self.job, self.software)}
         return {"gradients": self.gradients * max(0.0, elements) / self.elements}
 
 

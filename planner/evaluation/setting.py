@@ -192,6 +192,11 @@ def check_adapter(job: Job, software: SoftwareSpec) -> None:
         raise InputError(
             f"frozen weights are stored in one of {', '.join(known.bases)} on stack {job.stack}, found base {base}"
         )
+    if base is not None and software.adapts == "units":
+        raise InputError(
+            f"stack {job.stack} has frozen weights in one flat parameter with adapters, of one type, found base "
+            f"{base}: leave it out, or use --stack hf-fsdp, which shards them one by one"
+        )
     if base == "fp8" and job.precision != "fp8":
         raise InputError(f"frozen weights in fp8 are multiplied in fp8, found precision {job.precision}")
     if job.adapter.a2a_experimental and not adapts_products(software):
@@ -222,7 +227,7 @@ def orthogonalisation_flops(graph: Graph) -> float:
     for block, count in graph.instances():
         for op in (op for op in block.ops if operator_rule(op).arithmetic == "matmul"):
             for weight, dims in matmul_dims(op, block):
-                if weight.role != "weight":
+                if weight.role != "weight" or not weight.stepped:
                     continue
                 rows, columns, each = (
                     math.prod(graph.dims[d] for d in names)

@@ -77,6 +77,17 @@ def reduced_bytes(job: Job, software: SoftwareSpec) -> float:
     return DTYPE_BYTES[reduced_type(job, software)]
 
 
+def summed_bytes(job: Job, software: SoftwareSpec) -> float:
+    """Bytes per gradient of several micro-batches that waits whole for the last one.
+
+    As on the wire (pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``,
+    ``to_accumulated_grad_if_needed``); that of a flat parameter as it is made (``torch/distributed/fsdp/
+    _runtime_utils.py``, ``_post_backward_hook`` returns before it casts).
+    """
+    flat = software.joins_gradients and not software.pads_shards
+    return weight_bytes(job) if flat else reduced_bytes(job, software)
+
+
 def _fp16_type(job: Job, software: SoftwareSpec) -> str | None:
     return software.fp16_reduce_dtype if job.precision == "fp16" else None
 

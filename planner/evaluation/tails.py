@@ -113,7 +113,7 @@ def least_update(setting: Setting, plan: Parallelism, mesh: Mesh, whole: StageCo
 
 def _stepped(stage: StageCost, plan: Parallelism, mesh: Mesh) -> float:
     """Weights of a stage that one device steps."""
-    return sharded_elements(stage.weights, mesh, plan.state_shards)
+    return sharded_elements((group.stepped() for group in stage.weights), mesh, plan.state_shards)
 
 
 def _exposed(

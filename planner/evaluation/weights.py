@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import add
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -38,16 +39,28 @@ class WeightGroup(NamedTuple):
     """Of ``elements``, those that are cast to 8 bits before they are gathered."""
     multiplied: float = 0.0
     """Of ``elements``, those that products read in 8 or 4 bits."""
+    unstepped: float = 0.0
+    """Of ``elements``, those that no optimizer steps."""
 
     def times(self, count: float) -> "WeightGroup":
         """``count`` of these."""
-        narrow, multiplied = count * self.narrow, count * self.multiplied
-        return self._replace(elements=count * self.elements, narrow=narrow, multiplied=multiplied)
+        return self._counting(count * own for own in self._counts)
 
     def plus(self, other: "WeightGroup") -> "WeightGroup":
         """These and others over the same axes."""
-        narrow, multiplied = self.narrow + other.narrow, self.multiplied + other.multiplied
-        return self._replace(elements=self.elements + other.elements, narrow=narrow, multiplied=multiplied)
+        return self._counting(map(add, self._counts, other._counts))
+
+    def stepped(self) -> "WeightGroup":
+        """Those that an optimizer steps."""
+        return self._replace(elements=self.elements - self.unstepped, unstepped=0.0)
+
+    @property
+    def _counts(self) -> tuple[float, ...]:
+        return self.elements, self.narrow, self.multiplied, self.unstepped
+
+    def _counting(self, counts: Iterable[float]) -> "WeightGroup":
+        elements, narrow, multiplied, unstepped = counts
+        return self._replace(elements=elements, narrow=narrow, multiplied=multiplied, unstepped=unstepped)
 
 
 class FrozenGroup(NamedTuple):
@@ -100,7 +113,8 @@ def weights_of(
                 kind = axes, _alike(pricer, weight)
                 read = local if weight.name in multiplied else 0.0
                 first = read if _is_cast_first(pricer.job, weight) else 0.0
-                more = WeightGroup(axes, local, alike=kind[1], narrow=first, multiplied=read)
+                left = 0.0 if weight.stepped else local
+                more = WeightGroup(axes, local, (), kind[1], first, read, left)
                 trained[kind] = trained[kind].plus(more) if kind in trained else more
                 continue
             each = frozen_bytes(pricer.job, pricer.sizes, block, op, weight)

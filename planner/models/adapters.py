@@ -163,6 +163,8 @@ class _Adapted(NamedTuple):
 def adapted(graph: Graph, adapter: Adapter, software: SoftwareSpec | None = None) -> Graph:
     """``graph`` with adapters on its layers as ``software`` has them (None: as peft), and all else frozen.
 
+    Where units are adapted, all weights of those with adapters have gradients, which nothing reads but for these.
+
     Raises ``InputError`` where a target is no linear module of the layers, which it lists, or narrower than the rank.
     """
     layers = set(graph.sequence)
@@ -249,6 +251,16 @@ def _frozen(block: Block) -> Block:
     return _changed(block, tensors=tuple(tensors))
 
 
+def _unstepped(block: Block) -> Block:
+    """``block`` as a unit of the first FSDP has it: views of a flat parameter need gradients if one of them does.
+
+    Source: pytorch/pytorch ``torch/distributed/fsdp/_wrap_utils.py`` (``_validate_frozen_params``: gradients of as many
+    elements as there are, before they are scattered), ``_flat_param.py`` (``_use_unsharded_views``).
+    """
+    tensors = (t.model_copy(update={"stepped": False}) if t.role == "weight" else t for t in block.tensors)
+    return _changed(block, tensors=tuple(tensors))
+
+
 def _together(modules: list[_Adapted]) -> list[_Adapted]:
     """``modules`` of one product as one."""
     weights, results = (
@@ -273,7 +285,9 @@ def _with_adapters(
     habits: dict[str, bool] = {ALONE: True} if beside else {}
     if software is not None and beside and not software.overlap_tensor:
         habits[GATHERED] = True
-    tensors = {t.name: t for t in _frozen(block).tensors}
+    adapts = any(_wanted(op, block, targets, beside) for op in block.ops)
+    joined = software is not None and software.adapts == "units" and adapts
+    tensors = {t.name: t for t in (_unstepped if joined else _frozen)(block).tensors}
     ops: list[Op] = []
     for op in block.ops:
         wanted = _wanted(op, block, targets, beside)

@@ -279,6 +279,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "hf-reentrant",
             "hf-sdpa-math",
             "litgpt",
+            "litgpt-fsdp",
             "llm-shearing",
         ),
         Habits(zero_stage=3),

@@ -174,7 +174,7 @@ def unavoidable(pricer: Pricer, policies: Iterable[str]) -> Unavoidable:
         return sum(graph.elements(tensor) * pricer.element_bytes(tensor) for tensor in made)
 
     def parameters(name: str | None, experts: bool) -> float:
-        weights = [t for t in graph.block[name].tensors if t.role == "weight"] if name else []
+        weights = [t for t in graph.block[name].tensors if t.role == "weight" and t.stepped] if name else []
         return sum(graph.elements(t) for t in weights if experts == EXPERT_DIMS.issubset(t.dims))
 
     def untied(name: str | None) -> float:

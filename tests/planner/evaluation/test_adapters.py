@@ -190,6 +190,35 @@ def evaluated(choice: Parallelism, **job: Any) -> Estimate:
     return Evaluator(load_model("llama-3.1-8b"), load_cluster("dgx-h100:1"), given).estimate(choice)
 
 
+LAYERS = QUANTISED + 32 * 2 * 4096
+"""Frozen weights of layers, with their norms."""
+
+
+def test_flat_units_make_gradients_of_all_they_hold_and_step_the_adapters() -> None:
+    """Two bytes of every weight of a layer are scattered; moments are those of adapters (FSDP's own warning)."""
+    found, apart = estimated({}, stack="litgpt-fsdp"), estimated({})
+    assert found.communication["reduce_scatter"] == pytest.approx(2 * (LAYERS + TRAINED) * 7 / 8, rel=1e-9)
+    assert found.memory["optimizer"] == pytest.approx(apart.memory["optimizer"], rel=1e-9)
+    assert found.memory["frozen_weights"] == pytest.approx(2 * (2 * 128256 * 4096 + 4096) / 8)
+    assert found.step_time_s > apart.step_time_s
+
+
+def test_gradients_of_flat_units_wait_whole_within_no_sync() -> None:
+    """In the type of the weights, whatever the wire has: torch.distributed.fsdp, no_sync, "full model gradients"."""
+    once, twice = (
+        estimated({}, {"num_microbatches": m}, stack="litgpt-fsdp", reduce_dtype="fp32", global_batch=8 * m)
+        for m in (1, 2)
+    )
+    whole = max(moment.tensors.get("gradients", 0.0) for moment in twice.memory_over_step)
+    assert whole == pytest.approx(2 * (LAYERS + TRAINED), rel=1e-9)
+    assert twice.tensor_bytes > once.tensor_bytes + whole / 2
+
+
+def test_flat_units_have_one_type() -> None:
+    with pytest.raises(InputError, match="one flat parameter with adapters, of one type, found base nf4"):
+        estimated({"base": "nf4"}, stack="litgpt-fsdp")
+
+
 def test_litgpt_keeps_keys_and_values_of_all_heads() -> None:
     """24 of 32 heads more than grouped queries have, of keys and of values: 128 numbers of two bytes a token."""
     usual, repeated = (
