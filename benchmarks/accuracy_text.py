@@ -283,6 +283,10 @@ Step time, dense:
   TransformerEngine (MLPerf's adapters on it -1 and -3 %). **universal-llm-trainer** -38 to -64 %: adapters take longer
   in it than all weights. **TinyLlama on boards without NVLink**: -10 to -39 % on eight, links not stated; a 7B under
   DeepSpeed's ZeRO-2 -52 and -58 %.
+* **TRL's Ulysses** on four H100: -79 % with 8,192 tokens to +42 % with 65,536, whose tokens a second are taken as those
+  of all devices. **DeepSpeed's tutorials of ZeRO** on V100: -49 and -63 %, with the update on the host +23 %; lengths
+  are not said. **Megatron-LM's golden values** on GB200 -44 and -46 %, on H100 and A100 -10 to -13 %: its tests ask for
+  deterministic kernels and fuse no accumulation.
 * **Releases**: MLPerf's GPT-3 became 21 % faster in 17 months, AXLearn's 7B on 256 H100 27 % in ten.
 * **The sweep's stalled runs**, up to eightyfold, had another version than the one assumed: under that of its three
   versions that is nearest, 729 of its 787 runs are within 25 %, half of them within 4.7 %. 74 take over 1.5 times as
@@ -334,7 +338,13 @@ Memory:
 * **ATorch's FSDP**: -33 to -45 %, and its steps +4 to +12 %. Its script runs fp32 weights under autocast, which is how
   they are read (weights of 16 bits: -47 to -62 and -2 to +6 %); keys and values that `use_cache` keeps of every layer
   are not counted.
-* **litgpt beside 4 bits**: -27 to -30 %; what its bitsandbytes 0.42 keeps explains all but 5 to 8 %.
+* **litgpt beside 4 bits**: -10 to -30 % (14 runs); what its bitsandbytes 0.42 keeps explains all but 5 to 8 % of four.
+  Its small models on two devices +5 to +25 %: their longest sample comes first, before there are sums of gradients.
+* **BERT of 2020 to 2022** with four sequences and more: -34 to -41 %, and four runs that died are said to fit. Its
+  dropout of 0.1, of attention's probabilities and of what each half of a layer adds, keeps a mask and a copy; no model
+  has any here but adapters.
+* **Runs that died under DeepSpeed's ZeRO**: three of six are said to fit. One had cast all weights to fp32 before
+  DeepSpeed took them, which is not priced.
 * **DeepSpeed's optimizer on the host**: gradients' shards are there too (deepspeedai/DeepSpeed v0.19.8
   `deepspeed/runtime/zero/stage3.py`, `grad_partitions_flat_buffer`), and are left on the device here: ml-engineering's
   eight B200 are -8 to +2 % so, and would be -31 to -4 % without them. What takes as much instead is not known.

@@ -274,6 +274,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "prime-rl-chunked",
             "torch-blocks",
             "transformers-fsdp2",
+            "hf-2022",
             "hf-fsdp",
             "hf-kernels",
             "hf-reentrant",
