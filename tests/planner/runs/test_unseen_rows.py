@@ -17,7 +17,7 @@ from planner.runs import plan_from_run
 from planner.validation import Prediction, validate
 
 PUBLISHED = Path(__file__).parents[2] / "published"
-FILES = ("runs_gpu", "runs_tpu", "sweep_h100", "grid_a100", "torch_memory", "xla_memory")
+FILES = ("runs_gpu", "runs_tpu", "runs_memory", "sweep_h100", "grid_a100", "torch_memory", "xla_memory")
 MOST_MICROBATCHES = 256
 """Of the rows that are changed: long pipelines of more take seconds to simulate."""
 PER_VALUE = 2

@@ -22,7 +22,7 @@ PUBLISHED = Path(__file__).parents[2] / "published"
 
 def published() -> Iterator[Plan]:
     """Plans of measured runs; rows that cannot be read are counted elsewhere."""
-    for name in ("runs_gpu", "runs_tpu", "runs_mixtures"):
+    for name in ("runs_gpu", "runs_tpu", "runs_mixtures", "runs_memory"):
         for line in (PUBLISHED / f"{name}.jsonl").read_text().splitlines():
             try:
                 yield read_plan(json.loads(line)).plan
