@@ -339,7 +339,8 @@ Memory:
   they are read (weights of 16 bits: -47 to -62 and -2 to +6 %); keys and values that `use_cache` keeps of every layer
   are not counted.
 * **litgpt beside 4 bits**: -10 to -30 % (14 runs); what its bitsandbytes 0.42 keeps explains all but 5 to 8 % of three.
-  Its small models on two devices +5 to +25 %: their longest sample comes first, before there are sums of gradients.
+  Its small models on two devices +5 to +25 %: the longest sample is in the first micro-batch (`finetune/lora.py`), when
+  there are no sums of gradients yet, and lengths of the others, which add to them, are not said.
 * **BERT of 2020 to 2022** with four sequences and more: -34 to -41 %, and four runs that died are said to fit. Its
   dropout of 0.1, of attention's probabilities and of what each half of a layer adds, keeps a mask and a copy; no model
   has any here but adapters.
