@@ -280,8 +280,7 @@ class SoftwareSpec(Record):
     schedules: tuple[str, ...] = Field(min_length=1)
     """Pipeline schedules that the stack offers."""
     adapts: Literal["modules", "units", "products", "none"]
-    """What has an adapter: linear modules, as in peft, with all weights of their units made to have gradients, or not;
-    products, as Megatron Core runs them on tensor ranks, too; nothing that is known."""
+    """What has an adapter: linear modules, as in peft, whose units may get all gradients; products, as in Megatron."""
     partitioner: Partitioner | None = None
     """How programs are partitioned, where a compiler does it; None: collectives are those that the plan asks for."""
     on_gpu: OnGPU | None = None
