@@ -341,9 +341,9 @@ Memory:
 * **litgpt beside 4 bits**: -10 to -30 % (14 runs); what its bitsandbytes 0.42 keeps explains all but 5 to 8 % of three.
   Its small models on two devices +5 to +25 %: the longest sample is in the first micro-batch (`finetune/lora.py`), when
   there are no sums of gradients yet, and lengths of the others, which add to them, are not said.
-* **BERT of 2020 to 2022** with four sequences: -20 to -24 % in transformers (-34 to -41 % before its dropout was counted,
-  which was written without these rows); with one, or recomputed, -2 to -6 %. Four runs of NVIDIA's own BERT that died
-  are said to fit: dropout is counted in transformers' modules alone, and its parts were not fused.
+* **BERT of 2020 to 2022** with four sequences: -20 to -24 % in transformers, and -34 to -41 % before its dropout was
+  counted, which was written without these rows; with one, or recomputed, -2 to -6 %. Four runs of NVIDIA's own BERT
+  that died are said to fit: dropout is counted in transformers' modules alone, and its parts were not fused.
 * **Runs that died under DeepSpeed's ZeRO**: three of six are said to fit. One had cast all weights to fp32 before
   DeepSpeed took them, which is not priced.
 * **DeepSpeed's optimizer on the host**: gradients' shards are there too (deepspeedai/DeepSpeed v0.19.8
