@@ -46,7 +46,7 @@ class SoftwareSpec(Record):
     splits: tuple[Axis, ...]
     """Axes over which it can split a model; over data always."""
     modules: Literal["transformers", "litgpt"] | None = None
-    """Whose modules models are made of, which keep more of attention, and for some families less in fp32."""
+    """Whose modules models are made of: how they compute is theirs, not the graph's, where that makes a difference."""
     fused_elementwise: bool
     """Chains of element-wise operators run as one kernel (a compiler, or hand-written fused kernels)."""
     fused_products: bool

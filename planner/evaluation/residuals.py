@@ -85,7 +85,12 @@ def _laid_out_again(pricer: Pricer, op: Op) -> bool:
     """
     if pricer.mesh.size("context") > 1 and pricer.exchange == "gathered_ring":
         return True
-    return bool(pricer.software.modules and op.attributes.get("joined"))
+    return _in_transformers(pricer, op, "joined")
+
+
+def _in_transformers(pricer: Pricer, op: Op, what: str) -> bool:
+    """Whether ``op`` does ``what`` transformers' modules do, and is one of these."""
+    return pricer.software.modules == "transformers" and bool(op.attributes.get(what))
 
 
 def _of_softmax(pricer: Pricer, op: Op, element: float) -> float:
@@ -96,7 +101,7 @@ def _of_softmax(pricer: Pricer, op: Op, element: float) -> float:
 
     Source: pytorch/pytorch ``aten/src/ATen/autocast_mode.h`` (``AT_FORALL_FP32_SET_OPT_DTYPE``: ``softmax``).
     """
-    narrow = pricer.software.modules and op.attributes.get("narrow") and not pricer.job.autocast
+    narrow = _in_transformers(pricer, op, "narrow") and not pricer.job.autocast
     beside = 0.0 if narrow else pricer.software.softmax_residuals
     return beside or (element if "mask" in op.attributes else 0.0)
 
@@ -129,7 +134,7 @@ def _cast(pricer: Pricer, block: Block, op: Op, sizes: Mapping[str, float]) -> I
 
     Source: huggingface/transformers 5.23.0 ``modeling_gpt_neo.py`` and ``modeling_gptj.py`` (``_attn``).
     """
-    if pricer.software.modules and op.attributes.get("wide_scores") and not pricer.job.autocast:
+    if _in_transformers(pricer, op, "wide_scores") and not pricer.job.autocast:
         for name in (n for n in op.inputs[:2] if n in sizes):
             yield name, sizes[name] * (DTYPE_BYTES["fp32"] / pricer.element_bytes(block.tensor[name]) - 1)
 

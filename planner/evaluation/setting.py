@@ -127,7 +127,7 @@ def graph_of(model: Model, job: Job) -> Graph:
     """The model's operators as they are trained: with adapters, where the job has any."""
     software = load_software(job.stack)
     graph = of_documents(build_graph(model, job.seq_len), job.document_len)
-    graph = dropped(graph, dropped_tensors(model)) if software.modules else graph
+    graph = dropped(graph, dropped_tensors(model)) if software.modules == "transformers" else graph
     graph = graph if job.adapter is None else adapted(graph, job.adapter, software)
     return autocast(graph, software.fused_elementwise) if job.autocast else graph
 

@@ -10,6 +10,7 @@ import yaml
 
 from planner.exporters.adapters import axolotl_keys
 from planner.exporters.header import comments
+from planner.exporters.hf_trainer import OPTIMIZERS
 from planner.exporters.limits import Limits, check_limits
 from planner.exporters.script import (
     policy_of,
@@ -20,17 +21,6 @@ from planner.exporters.script import (
 from planner.plans import Plan
 
 TARGET, FILE = "axolotl", "axolotl.yaml"
-
-OPTIMIZERS = MappingProxyType(
-    {
-        "adamw": "adamw_torch_fused",
-        "adamw8bit": "adamw_torch_8bit",
-        "adamw_bnb_8bit": "adamw_bnb_8bit",
-        "sgd": "sgd",
-        "adafactor": "adafactor",
-    }
-)
-"""Optimizer -> ``optimizer``."""
 
 OF_DOCUMENTS = "flash_attention_2"
 """``attn_implementation`` that ``sample_packing`` tells where documents begin, and without which axolotl refuses

@@ -31,7 +31,7 @@ OPTIMIZERS = MappingProxyType(
         "adafactor": "adafactor",
     }
 )
-"""Optimizer -> ``optim``."""
+"""Optimizer -> ``optim`` of the Trainer, ``optimizer`` of what runs by it."""
 
 LIMITS = Limits(
     zero_stages=(0, 2, 3),

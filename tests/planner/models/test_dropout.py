@@ -125,12 +125,11 @@ def test_only_modules_of_transformers_drop_as_their_configuration_says() -> None
         stack: [
             op.name for op in graph_of(bert, Job(global_batch=8, seq_len=512, stack=stack)).block["layer"].ops
         ]
-        for stack in ("hf-fsdp", "megatron", "jax-xla")
+        for stack in ("hf-fsdp", "megatron", "jax-xla", "litgpt")
     }
-    assert "mlp_out_dropout" in names["hf-fsdp"]
-    assert (
-        names["megatron"] == names["jax-xla"] == [op.name for op in build_graph(bert, 512).block["layer"].ops]
-    )
+    assert "mlp_out_dropout" in names.pop("hf-fsdp")
+    alike = [op.name for op in build_graph(bert, 512).block["layer"].ops]
+    assert names == dict.fromkeys(names, alike)
 
 
 def test_relu_keeps_its_result_beside_what_is_left_of_it() -> None:
