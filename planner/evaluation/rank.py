@@ -157,8 +157,7 @@ class Rank:
         """Optimizer states of embedding and head beyond those of as many other parameters, over all of these."""
         rule = optimizer_rule(self.job.optimizer)
         tables = sum(stage.looked_up + stage.shared_elements for stage in self.stages)
-        further = rule.further_at_ends * self.ends + rule.further_at_tables * tables
-        return further / max(1.0, self.elements)
+        return (rule.further_at_ends * self.ends + rule.further_at_tables * tables) / max(1.0, self.elements)
 
     @lazy
     def head(self) -> float:
