@@ -160,7 +160,8 @@ class _Anytime:
         """Everything, in turns, until the best choice is proven or time is up."""
         try:
             self._start()
-            self._fix()  # where a cost to beat is known, much goes at once, and messages have less to pass
+            if self.below < np.inf:
+                self._fix()  # much of what costs as much goes at once, and messages have less to pass
             self._halve()
             self._part()
             while self._open() and self.proof.size > SMALL:
