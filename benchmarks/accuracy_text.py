@@ -364,7 +364,7 @@ Memory:
   late (14.34 GiB predicted, 11.86 compiled); with few tokens and large layers neither all weights nor all
   gradients of a layer are whole at the peak (+8 to +26 %, fp32 +39 %); without clipping the head is stepped at once
   (+6 %). Holes are 0.7 % of what is alive in the median, 18 to 58 % in four of eleven over 64 ranks.
-* **Crashed, called fitting**: of 42 runs of the sweep most did not crash for memory: 17 have a sibling that keeps as
-  much and ran, 11 are 1B in 16 stages, of which one of 46 ran. The other 14 are predicted to take 3 to 79.6 of 80 GiB.
+* **Crashed, called fitting**: of 39 runs of the sweep most did not crash for memory: 17 have a sibling that keeps as
+  much and ran, 11 are 1B in 16 stages, of which one of 46 ran. The other 11 are predicted to take 3 to 78 of 79 GiB.
 * Peaks that the sweep prints are taken as those of the fullest device; they may be those of the first stage.
 """
