@@ -33,7 +33,8 @@ FIRST_SLACK, GROWTH = 5e-3, 3.0
 """Of the bound; and by what the slack is multiplied where it was too small."""
 
 NEAR = 3.0
-"""Slacks that a choice may cost more than the bound for the next part to reach as far: what it gives is the best."""
+"""Slacks above the bound within which all that is of use lies, for the next part to reach as far: what it gives is the
+best."""
 
 LAST_SLACK = 2.0
 """Beyond which nothing is left out any more but what costs more than a known choice."""

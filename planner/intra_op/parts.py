@@ -35,7 +35,7 @@ SMALLER = 0.8
 """Of the strategies of a part: what must be left at most for messages to start anew there."""
 
 
-class TooLarge(Exception):  # noqa: N818, it is no error
+class TooLarge(Exception):
     """What is left of a part has more entries than are to be decided."""
 
 
@@ -83,7 +83,7 @@ def ascend(
     """
     best, helps = replace(NOTHING, lower_bound=least), True
     while helps and best.lower_bound <= min(most, best.cost - 1):
-        before = relaxation.value()
+        before = relaxation.proven()
         for _ in range(STEPS):
             relaxation.sweep()
             reached = relaxation.value()
