@@ -12,7 +12,7 @@ Source: Jain et al., "Checkmate", arXiv:1910.02653, of which this is the case of
 place that is settled beforehand.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.tracing.program import Operation, Program
@@ -93,20 +93,23 @@ def _outside(program: Program) -> Iterator[Again]:
     wanted: dict[str, set[int]] = {name: set() for i in may for name in program.operations[i].outputs}
     for i in reversed(may):
         op = program.operations[i]
+        read = {name: program.readers.get(name, ()) for name in op.outputs}
+        own = {r for readers in read.values() for r in _late(i, readers)}
+        places = own.union(*(wanted[name] for name in op.outputs))
+        if not places:
+            continue
+        first = _first(places, own)
         values = []
-        for k, name in enumerate(op.outputs):
-            early, late = _parted(i, program.readers.get(name, ()))
-            wanted[name].update(late)
-            if wanted[name]:
-                last = max((i, *early))
-                own = max(late, default=-1)
-                values.append(Late(name, last, own, max(wanted[name]), k, name, last + 1))
-        if values:
-            first = _first(at for name in op.outputs for at in wanted[name])
-            yield Again(i, first, tuple(values), op.inputs)
-            for name in op.inputs:
-                if name in wanted:
-                    wanted[name].add(first)
+        for k, (name, readers) in enumerate(read.items()):
+            last = max((i, *(r for r in readers if r < first)))
+            late = [r for r in readers if r >= first]
+            if late or wanted[name]:
+                last_late = max((*late, *wanted[name]))
+                values.append(Late(name, last, max(late, default=-1), last_late, k, name, last + 1))
+        yield Again(i, first, tuple(values), op.inputs)
+        for name in op.inputs:
+            if name in wanted:
+                wanted[name].add(first)
 
 
 def _in_scans(program: Program, pair: Pair) -> Iterator[Again]:
@@ -124,7 +127,7 @@ def _in_scans(program: Program, pair: Pair) -> Iterator[Again]:
         more = 0 if handed else program.operations[begin].times
         values = []
         for k, name in enumerate(op.outputs):
-            late = _late(program, pair, name, wanted)
+            late = _late_in_scan(program, pair, name, wanted)
             if late is not None:
                 values.append(late._replace(place=k, since=begin, rows=more if late.held == late.name else 1))
         if values:
@@ -136,7 +139,7 @@ def _in_scans(program: Program, pair: Pair) -> Iterator[Again]:
                     wanted[name].add(first)
 
 
-def _late(program: Program, pair: Pair, name: str, wanted: Mapping[str, set[int]]) -> Late | None:
+def _late_in_scan(program: Program, pair: Pair, name: str, wanted: Mapping[str, set[int]]) -> Late | None:
     """What the first body makes, as it is wanted in the second; None where it is not, or is there anyhow."""
     row, stack, seen = pair.turned.get(name, (pair.rows.get(name, name), pair.stacks.get(name), None))
     late = {*wanted.get(row, ()), *wanted.get(name, ())}
@@ -181,10 +184,15 @@ def _within(program: Program, pair: Pair, sliced: Collection[str]) -> tuple[list
     return found, states
 
 
-def _first(wanted: Iterable[int]) -> int:
-    """The second run stands before the readers that come last; who wants it long before these gets what is kept."""
-    places = sorted(wanted, reverse=True)
-    return min(place for place in places if places[0] - place <= SPAN)
+def _first(places: Collection[int], own: Collection[int]) -> int:
+    """Where the second run stands: before what wants it last, and its ``own`` readers near one another there.
+
+    Own readers that come before have what the first run made; second runs that do, what is kept.
+    """
+    first = min(place for place in places if max(places) - place <= SPAN)
+    for reader in sorted(own, reverse=True):
+        first = min(first, reader) if first - reader <= NEAR else first
+    return first
 
 
 def late_readers(program: Program, found: Sequence[Again]) -> Mapping[str, tuple[int, ...]]:
@@ -212,14 +220,12 @@ def _plain(op: Operation) -> bool:
     return op.kind != "boundary" and not op.region and op.manual is None
 
 
-def _parted(position: int, readers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Readers before and after the longest time without one, if that is long."""
+def _late(position: int, readers: Sequence[int]) -> Sequence[int]:
+    """Readers after the longest time without one, if that is long."""
     places = [position, *readers]
     gaps = [b - a for a, b in zip(places, readers, strict=False)]
     widest = max(range(len(gaps)), key=gaps.__getitem__, default=0)
-    if not gaps or gaps[widest] <= NEAR:
-        return readers, ()
-    return readers[:widest], readers[widest:]
+    return readers[widest:] if gaps and gaps[widest] > NEAR else ()
 
 
 def clusters(operations: Sequence[Operation], readers: Sequence[int]) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """Keep or run again: by brute force, by a walk through the program, and on what people know of it."""
 
 import itertools
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -35,10 +36,20 @@ def there_and_back(layers: int) -> Program:
     forward += [loop(f"f{i}", f"f{i - 1}", kind="accumulate") for i in range(1, layers)]
     backward = [loop(f"b{layers - 1}", f"f{layers - 1}", kind="accumulate")]
     backward += [loop(f"b{i}", f"b{i + 1}", f"f{i}", kind="accumulate") for i in reversed(range(layers - 1))]
-    operations = (*forward, *backward)
+    return program_of("there and back", *forward, *backward)
+
+
+def read_midway() -> Program:
+    """What ``m`` reads long after ``a`` is made is wanted once more at the end, if ``b`` runs again for it."""
+    reads = {"a": "x", "b": "a", "c": "b", "m": "c a", "d": "m", "y": "d b"}
+    return program_of("midway", *(loop(n, *of.split(), kind="accumulate") for n, of in reads.items()))
+
+
+def program_of(name: str, *operations: Operation) -> Program:
+    """Operators that read ``x`` and one another; the last makes what is returned."""
     names = ("x", *(op.name for op in operations))
     return Program(
-        name="there and back",
+        name=name,
         values=tuple(
             Value(
                 name=n, shape=(SIZE,), dtype="float32", role="input" if n == "x" else "intermediate", path=n
@@ -47,7 +58,7 @@ def there_and_back(layers: int) -> Program:
         ),
         operations=operations,
         inputs=("x",),
-        outputs=("b0",),
+        outputs=(names[-1],),
     )
 
 
@@ -58,8 +69,8 @@ def _soon_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def choices(layers: int) -> tuple[Setting, list]:
-    setting = may_recompute(set_up(there_and_back(layers), CLUSTER, MESH))
+def choices(program: Callable[..., Program], *layers: int) -> tuple[Setting, list]:
+    setting = may_recompute(set_up(program(*layers), CLUSTER, MESH))
     priced = []
     for chosen in itertools.product(*setting.problem.options):
         try:
@@ -72,7 +83,7 @@ def choices(layers: int) -> tuple[Setting, list]:
 @settings(max_examples=15, deadline=None)
 @given(st.floats(0.3, 1.1))
 def test_brute_force_finds_nothing_better(room: float) -> None:
-    _, priced = choices(3)
+    _, priced = choices(there_and_back, 3)
     roomy = shard(there_and_back(3), CLUSTER, MESH)
     limit = room * roomy.memory_bytes
     fitting = [e.seconds for _, e in priced if e.memory_bytes <= limit]
@@ -86,8 +97,9 @@ def test_brute_force_finds_nothing_better(room: float) -> None:
     assert sharded.proven
 
 
-def test_memory_is_what_a_walk_through_the_program_finds() -> None:
-    setting, priced = choices(3)
+@pytest.mark.parametrize("program", [(there_and_back, 3), (read_midway,)])
+def test_memory_is_what_a_walk_through_the_program_finds(program: tuple) -> None:
+    setting, priced = choices(*program)
     for chosen, estimate in priced[:: max(1, len(priced) // 300)]:
         assert walked_bytes(setting, chosen) <= estimate.memory_bytes * (1 + 1e-9)
     tight = min(priced, key=lambda p: p[1].memory_bytes)
@@ -120,9 +132,10 @@ def walked_bytes(setting: Setting, chosen: tuple) -> float:
                 )
         runs.append((op.name, held(chosen[1 + i]), [at(n, i, second) for n in op.inputs]))
     last = {name: k for k, (_, _, reads) in enumerate(runs) for name in reads}
-    last |= {"x": len(runs), "b0": len(runs)}
+    last |= dict.fromkeys(("x", *setting.program.outputs), len(runs))
     live, peak = {"x": held(chosen[0])}, 0.0
-    for k, (name, bytes_, _) in enumerate(runs):
+    for k, (name, bytes_, reads) in enumerate(runs):
+        assert live.keys() >= set(reads), "read before it is made"
         live[name] = bytes_
         peak = max(peak, sum(live.values()))
         live = {n: b for n, b in live.items() if last.get(n, k) > k}
