@@ -76,6 +76,8 @@ class Job(Given):
     narrow_weight_gathers: bool = False
     """In fp8 jobs, ranks that share weights cast those of products before they gather them, in 8 bits (torchao's
     ``enable_fsdp_float8_all_gather``). Memory counts gathered weights in 16 bits all the same."""
+    narrow_gate_inputs: bool = False
+    """What gated activations read is kept in 8 bits (Megatron Core's ``activation_func_fp8_input_store``)."""
     cuda_graphs: bool = False
     """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
     graph_parts: tuple[GraphPart, ...] = ()

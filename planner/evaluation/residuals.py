@@ -12,9 +12,10 @@ from planner.operators import (
     UNWRAPPED_POLICIES,
     saved_tensors,
 )
+from planner.sharding.kernels import narrows_inputs
 from planner.sharding.pricing import Pricer
 from planner.sharding.routing import routing_kernels
-from planner.sharding.widths import DTYPE_BYTES
+from planner.sharding.widths import DTYPE_BYTES, EIGHT_BITS
 
 RESIDUALS = ("statistics", "activated_gate", "log_sum_exp", "probabilities")
 """Attributes that name what an operator keeps for its own backward."""
@@ -53,6 +54,12 @@ def residuals(
             found[held] = arrays * sizes[held]
         if casts := float(op.attributes.get("casts", 0)):
             found[op.outputs[0]] = (casts - 1) * sizes[op.outputs[0]]
+        if narrows_inputs(pricer.job, op):
+            found |= {
+                name: (EIGHT_BITS / pricer.element_bytes(block.tensor[name]) - 1) * sizes[name]
+                for name in op.inputs
+                if name in sizes
+            }
         if gate in sizes:
             found[gate] = (software.activation_residuals - 1) * sizes[gate]
         if log_sum_exp in sizes:

@@ -122,6 +122,8 @@ def to_megatron_bridge(plan: Plan) -> dict[str, str]:
     refuse(BRIDGE_TARGET, _broken_rules(plan))
     sections = settings(plan)
     sections["model"]["seq_length"] = plan.job.seq_len
+    if plan.job.narrow_gate_inputs:
+        sections["model"]["activation_func_fp8_input_store"] = True
     sections["ddp"]["grad_reduce_in_fp32"] = plan.job.grad_dtype == "fp32"
     overrides: dict[str, Any] = {**sections, "mixed_precision": BRIDGE_PRECISIONS[plan.job.precision]}
     notes = notes_file(

@@ -62,6 +62,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.plan.zero_stage > 0 and plan.job.narrow_weight_gathers,
             "weights that are cast to 8 bits before ranks gather them",
         ),
+        "narrow_gate_inputs": (
+            lambda plan: plan.job.narrow_gate_inputs,
+            "what gated activations read, kept for their backward in 8 bits",
+        ),
         "cuda_graphs": (lambda plan: plan.job.cuda_graphs, "whole steps replayed from CUDA graphs"),
         "graph_parts": (lambda plan: bool(plan.job.graph_parts), "parts of layers replayed from CUDA graphs"),
         "context_exchange": (_exchanges_keys, "keys and values exchanged in the way that the job names"),
@@ -111,7 +115,7 @@ SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "accelerate": frozenset({"master_weights"}),
         "deepspeed": LIMITED | {"grad_dtype", "reduce_dtype"},
         "megatron-lm": MEGATRON,
-        "megatron-bridge": MEGATRON,
+        "megatron-bridge": MEGATRON | {"narrow_gate_inputs"},
         "maxtext": LIMITED | {"attention", "grad_dtype", "expert_capacity", "document_len"},
         "nanotron": LIMITED | {"grad_dtype"},
     }

@@ -51,6 +51,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "fused_optimizer": _fused_optimizer(run),
             "narrow_gathers": _narrow_gathers(run),
             "narrow_weight_gathers": parallel.narrow_weight_gathers,
+            "narrow_gate_inputs": parallel.narrow_gate_inputs,
             **read_graphs(parallel.cuda_graph or "none")._asdict(),
             "token_exchange": experts.token_exchange(run, origin),
             "expert_routing": experts.expert_routing(run),

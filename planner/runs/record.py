@@ -220,6 +220,8 @@ class ParallelSection(Section):
     """Whether blocks and loss are compiled, of PyTorch's stacks."""
     narrow_weight_gathers: bool = False
     """In fp8, weights are cast before they are gathered (torchao's ``enable_fsdp_float8_all_gather``)."""
+    narrow_gate_inputs: bool = False
+    """What gated activations read is kept in 8 bits (Megatron Core's ``activation_func_fp8_input_store``)."""
     async_tp: bool | None = None
     """Whether PyTorch gathers and sums over tensor ranks beside products."""
     reshard_after_forward: Any = None

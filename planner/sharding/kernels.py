@@ -9,10 +9,11 @@ from cost_models.compute import cast_seconds, stream_seconds
 from planner.graph import Block, Op, trained_weights
 from planner.models.adapters import ALONE
 from planner.operators import ROUTING_KINDS, operator_rule
+from planner.plans import Job
 from planner.saving import weight_casts
 from planner.sharding.costs import OpCost
 from planner.sharding.spec import Strategy, input_spec
-from planner.sharding.widths import DTYPE_BYTES
+from planner.sharding.widths import DTYPE_BYTES, EIGHT_BITS
 
 if TYPE_CHECKING:
     from planner.sharding.pricing import Pricer
@@ -69,6 +70,27 @@ def with_weight_casts(pricer: "Pricer", block: Block, op: Op, strategy: Strategy
     seconds = stream_seconds(moved, pricer.mesh.cluster.device).seconds
     trained = seconds if trained_weights(op, block) else 0.0
     return cost._replace(forward=cost.forward + seconds, backward_weight=cost.backward_weight + trained)
+
+
+def with_narrow_inputs(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:
+    """``cost`` of a gated activation with the casts of what it keeps in 8 bits, and back for its backward.
+
+    Source: NVIDIA/Megatron-LM@core_v0.16.1 ``megatron/core/fusions/fused_bias_swiglu.py`` (``fp8_input_store``): a
+    kernel of PyTorch each, beside the activation's own.
+    """
+    if not narrows_inputs(pricer.job, op):
+        return cost
+    read = [block.tensor[name] for name in op.inputs]
+    elements = sum(pricer.sizes.elements(t, input_spec(pricer.graph, t, strategy)) for t in read)
+    seconds = stream_seconds(
+        elements * (EIGHT_BITS + DTYPE_BYTES[pricer.job.precision]), pricer.mesh.cluster.device
+    ).seconds
+    return cost._replace(forward=cost.forward + seconds, backward_input=cost.backward_input + seconds)
+
+
+def narrows_inputs(job: Job, op: Op) -> bool:
+    """Whether an operator keeps what it reads in 8 bits."""
+    return job.narrow_gate_inputs and "activated_gate" in op.attributes
 
 
 def in_one_kernel(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:

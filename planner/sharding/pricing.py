@@ -24,7 +24,7 @@ from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.depths import copied_whole, depths, is_product
 from planner.sharding.few_heads import with_shared_heads
 from planner.sharding.frozen import spared
-from planner.sharding.kernels import in_one_kernel, passes, with_biases, with_weight_casts
+from planner.sharding.kernels import in_one_kernel, passes, with_biases, with_narrow_inputs, with_weight_casts
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, edges_of
 from planner.sharding.pinning import pins_gathered
@@ -156,6 +156,7 @@ class Pricer:
             priced = with_rows(self, block, op, strategy, with_scatters(self, block, op, strategy, priced))
             priced = with_shared_heads(self, block, op, strategy, priced)
             priced = with_weight_casts(self, block, op, strategy, priced)
+            priced = with_narrow_inputs(self, block, op, strategy, priced)
             priced = with_biases(self, block, op, strategy, in_one_kernel(self, block, op, strategy, priced))
             added = priced.backward_weight + self._accumulation(block, op, strategy)
             found = self.known[key] = priced._replace(backward_weight=added)

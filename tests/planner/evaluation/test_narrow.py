@@ -1,7 +1,12 @@
 """Precisions in which only products are computed: what they save in time and memory, and where."""
 
+import pytest
+
+from cluster_specs.catalog import load_cluster
 from planner import evaluate, plan
-from planner.plans import Estimate, Precision
+from planner.evaluation.evaluator import Evaluator
+from planner.models.catalog import load_model
+from planner.plans import Estimate, Job, Parallelism, Precision
 
 
 def estimate(precision: Precision, stack: str) -> Estimate:
@@ -49,3 +54,38 @@ def test_recipes_that_gather_weights_in_8_bits_have_none_of_16_beside_their_cast
     assert memory["fp8"]["weights"] == memory["bf16"]["weights"]
     assert memory["fp4"]["kept_casts"] == 2 * layers * 9 / 16
     assert estimate("fp8", "nemo-automodel").memory["kept_casts"] == 2 * layers
+
+
+def test_what_gates_read_is_kept_in_8_bits_where_the_job_says_so() -> None:
+    """A byte in the place of two of each element of gate and up projection, over tensor ranks; two casts more."""
+    job = {"global_batch": 4, "seq_len": 8192, "precision": "fp8", "stack": "nemo"}
+    layout = Parallelism(
+        tensor=4, data=2, zero_stage=1, sharding="NO_SHARD", shard_degree=2, num_microbatches=2
+    )
+    evaluators = (
+        Evaluator(
+            load_model("llama-3.1-8b"),
+            load_cluster("dgx-h100:1"),
+            Job.model_validate(job | {"narrow_gate_inputs": narrow}),
+        )
+        for narrow in (False, True)
+    )
+    whole, narrow = (evaluator.estimate(layout) for evaluator in evaluators)
+    assert whole.memory["activations"] - narrow.memory["activations"] == 32 * 8192 * 2 * 14336 / 4
+    assert 0 < narrow.step_time_s / whole.step_time_s - 1 < 0.03
+
+
+@pytest.mark.torch
+def test_megatron_core_keeps_what_gates_read_so() -> None:
+    """What autograd is handed of the fused kernel's input: a byte of each element, of bf16 two."""
+    torch = pytest.importorskip("torch")
+    fusions = pytest.importorskip("megatron.core.fusions.fused_bias_swiglu")
+
+    def kept(narrow: bool) -> int:
+        sizes = []
+        read = torch.zeros(4, 64, dtype=torch.bfloat16, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes), lambda _: read):
+            fusions.SwiGLUFunction.apply(read, narrow, False)
+        return sum(sizes)
+
+    assert (kept(narrow=False), kept(narrow=True)) == (4 * 64 * 2, 4 * 64)

@@ -86,6 +86,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "fused_optimizer": False,
         "narrow_gathers": False,
         "narrow_weight_gathers": True,
+        "narrow_gate_inputs": True,
         "cuda_graphs": True,
         "graph_parts": ("attn",),
         "context_exchange": "all_to_all",
