@@ -13,6 +13,7 @@ from planner.errors import Infeasible, SolverStopped
 from planner.garbage import uncollected
 from planner.intra_op import clock
 from planner.intra_op.answers import NetworkAnswer, combined
+from planner.intra_op.bettering import bettered
 from planner.intra_op.narrowing import solve_narrowed
 from planner.intra_op.parts import TooLarge
 from planner.tracing.layouts import Layout, NamedMesh, Partition
@@ -35,10 +36,11 @@ from planner.tracing.solving.problem import chosen_options
 from planner.tracing.solving.rings import from_both_ends, ring_of
 from planner.tracing.solving.setting import Conditions, Setting, may_recompute, set_up, tabulated
 from planner.tracing.solving.shared_copies import readers_of_copies
+from planner.tracing.solving.starting import with_all_kept
 
-NO_SLOWER, WITHOUT = 0.25, 0.25
-"""Of the time left, where memory is short: for a choice within the limit that is as fast as one without it; and for one
-without second runs of operators, where choices with them are many."""
+NO_SLOWER, WITHOUT, NEARBY = 0.25, 0.25, 0.4
+"""Of the time left, where memory is short: for a choice within the limit that is as fast as one without it; where
+choices with second runs of operators are many, for one without; and for what is near that one with them."""
 
 AT_FIRST = 500_000
 """Entries of what is left of a program with second runs, up to which it is decided before a choice without is known."""
@@ -218,13 +220,27 @@ def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Sol
 
 def _faster(plain: _Solved, again: Setting, fold: bool | None, deadline: float) -> _Solved:
     """The best choice with second runs, or ``plain`` where none that is faster is found."""
+    near = _near(plain, again, fold, _soon(NEARBY, deadline))
     try:
-        best = _fitting(again, fold, deadline, deadline, plain.estimate.seconds)
+        best = _fitting(again, fold, deadline, deadline, near.estimate.seconds)
     except _NoneAsFast as slower:
-        return plain._replace(bound=slower.bound, proven=slower.proven)
+        return near._replace(bound=slower.bound, proven=slower.proven)
     except SolverStopped:
-        return plain._replace(bound=0.0, proven=False)
-    return min(best, plain._replace(bound=best.bound, proven=best.proven), key=lambda s: s.estimate.seconds)
+        return near._replace(bound=0.0, proven=False)
+    return min(best, near._replace(bound=best.bound, proven=best.proven), key=lambda s: s.estimate.seconds)
+
+
+def _near(plain: _Solved, again: Setting, fold: bool | None, deadline: float) -> _Solved:
+    """What is found with second runs around ``plain``, which has none, or that itself."""
+    if values := {copy.value for copy in plain.setting.nodes.copies if copy.first == copy.last}:
+        nodes = with_own_copies(again.nodes, values)
+        again = tabulated(again.pricer, nodes, again.memory_limit, again.optimizer_share, fold)
+    start = with_all_kept(plain.setting.nodes, plain.chosen, again)
+    if start is None:
+        return plain
+    near = _read_back(again, bettered(again.problem.network(again.memory_limit), start, deadline))
+    fits = near.estimate.memory_bytes <= again.memory_limit
+    return near if fits and near.estimate.seconds < plain.estimate.seconds else plain
 
 
 def _soon(share: float, deadline: float) -> float:
