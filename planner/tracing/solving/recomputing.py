@@ -185,11 +185,13 @@ def _within(program: Program, pair: Pair, sliced: Collection[str]) -> tuple[list
 
 
 def _first(places: Collection[int], own: Collection[int]) -> int:
-    """Where the second run stands: before what wants it last, and its ``own`` readers near one another there.
+    """Where the second run stands: before its last ``own`` readers, else before what wants it last.
 
-    Own readers that come before have what the first run made; second runs that do, what is kept.
+    With what wants it shortly before these, and its own readers near one another there. Own readers that come before
+    have what the first run made; second runs that do, what is kept; those that come after have it held for them.
     """
-    first = min(place for place in places if max(places) - place <= SPAN)
+    last = max(own or places)
+    first = min(place for place in places if 0 <= last - place <= SPAN)
     for reader in sorted(own, reverse=True):
         first = min(first, reader) if first - reader <= NEAR else first
     return first

@@ -171,6 +171,12 @@ def test_only_what_is_wanted_late_may_run_again() -> None:
     ]
 
 
+def test_a_second_run_stands_before_late_readers_and_is_held_for_second_runs_after_them() -> None:
+    a, b = agains(read_midway())
+    assert [a.operation, a.first, a.values[0].last_own, a.values[0].last_late] == [0, 3, 3, 5]
+    assert [b.operation, b.first, b.values[0].last_own, b.values[0].last_late] == [1, 5, 5, 5]
+
+
 def in_scans(length: int, hands_on: bool = True) -> Program:
     """A loop of ``c sin(c)``, and the loop of its derivative, which reads ``c``, its sine and its cosine.
 
