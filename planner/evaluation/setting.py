@@ -4,18 +4,10 @@ import math
 from itertools import chain
 from typing import Any, NamedTuple
 
+from cluster_specs.adjusted import device_on, gathering, in_training, replayed, software_on, updating
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError
-from cluster_specs.software import (
-    SoftwareSpec,
-    device_on,
-    gathering,
-    in_training,
-    load_software,
-    replayed,
-    software_on,
-    updating,
-)
+from cluster_specs.software import SoftwareSpec, load_software
 from cluster_specs.usual_stacks import usual_stack
 from cost_models.attention import with_first_flash
 from cost_models.compute import newton_schulz_flops

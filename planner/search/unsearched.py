@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal
 
-from cluster_specs.software import device_on, load_software, software_on
+from cluster_specs.adjusted import device_on, software_on
+from cluster_specs.software import load_software
 from cluster_specs.units import format_seconds
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator

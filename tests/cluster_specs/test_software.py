@@ -7,18 +7,10 @@ from statistics import median
 
 import pytest
 
+from cluster_specs.adjusted import device_on, in_training, replayed, software_on, updating
 from cluster_specs.catalog import list_devices, load_cluster, load_device
 from cluster_specs.errors import UnknownName
-from cluster_specs.software import (
-    SoftwareSpec,
-    device_on,
-    in_training,
-    list_software,
-    load_software,
-    replayed,
-    software_on,
-    updating,
-)
+from cluster_specs.software import SoftwareSpec, list_software, load_software
 from cluster_specs.usual_stacks import device_family, runs_on, usual_stack
 
 STACKS = list_software()

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster_specs.adjusted import device_on
 from cluster_specs.catalog import load_device
 from cluster_specs.cluster import DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
-from cluster_specs.software import device_on, load_software
+from cluster_specs.software import load_software
 from cost_models.attention import (
     AttentionShape,
     attended_pairs,

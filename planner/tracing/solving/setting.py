@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
+from cluster_specs.adjusted import in_training
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.software import in_training
 from planner.errors import InputError
 from planner.garbage import uncollected
 from planner.tracing.cleaning.passes import clean

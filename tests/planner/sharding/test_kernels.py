@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from cluster_specs.adjusted import device_on, in_training
 from cluster_specs.catalog import load_cluster, load_device
-from cluster_specs.software import device_on, in_training, load_software
+from cluster_specs.software import load_software
 from cost_models.attention import AttentionShape, attention_seconds
 from cost_models.compute import matmul_seconds
 from planner.evaluation import Evaluator, evaluate

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from cluster_specs.adjusted import in_training
 from cluster_specs.catalog import load_cluster
-from cluster_specs.software import in_training
 from cost_models.matmul import matmul_seconds
 from cost_models.roofline import stream_seconds
 from planner.report.sharding import sharding_report
