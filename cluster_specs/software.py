@@ -45,6 +45,9 @@ class SoftwareSpec(Record):
     """Axes over which it can split a model; over data always."""
     modules: Literal["transformers", "litgpt"] | None = None
     """Whose modules models are made of: how they compute is theirs, not the graph's, where that makes a difference."""
+    dropout: Literal["modules", "sums", "none"]
+    """What drops shares that a configuration names: modules of their own, as PyTorch's, which a compiler may fuse; the
+    residual sums, and the embedding's result where these do, as Megatron; or nothing, as nothing is known of it."""
     fused_elementwise: bool
     """Chains of element-wise operators run as one kernel (a compiler, or hand-written fused kernels)."""
     fused_products: bool

@@ -33,6 +33,11 @@ def saves_nothing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, .
     return ()
 
 
+def saves_mask(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """Its gradient is that of its result, but for what a residual sum drops (Megatron's ``bias_dropout_add``)."""
+    return named(op, "mask")
+
+
 def saves_normalised(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
     """What is normalised, and its statistics."""
     return (op.inputs[0], *named(op, "statistics"))

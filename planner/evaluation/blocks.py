@@ -10,7 +10,7 @@ from planner.evaluation.compiled import CompiledBlock, compiled_block, written_o
 from planner.evaluation.issuing import issue_seconds
 from planner.evaluation.pacing import Paced, paced
 from planner.evaluation.rematerialisation import rematerialised
-from planner.evaluation.residuals import listed_sums, sent_back, unread
+from planner.evaluation.residuals import listed_sums, score_gradients, sent_back, unread
 from planner.evaluation.terms import BlockTerms
 from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.graph import Block, Op, trained_weights
@@ -179,26 +179,13 @@ def _at(pricer: Pricer, block: Block, terms: BlockTerms, saved: float, place: in
     moving = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs, *block.outputs[:1]))
     alive = _recomputed_bytes(block, terms, pricer.job.attention_kernel, pricer.software, until)
     behind, every = (_trained_elements(pricer, block, ops) for ops in (block.ops[place:], block.ops))
-    held = alive - saved + moving + _of_scores(pricer, block, terms, op) + terms.ops[op.name].held_backward
+    held = alive - saved + moving + _of_scores(pricer, block, terms, op)
+    held += terms.ops[op.name].held_backward
     return Midway(held, behind / every if every else 0.0)
 
 
 def _of_scores(pricer: Pricer, block: Block, terms: BlockTerms, op: Op) -> float:
-    """Gradients that attention which keeps its probabilities makes of them and of the scores [bytes]; else 0.
-
-    Where a softmax is a kernel that keeps them once more, in its own type, the gradients have that type, and those that
-    a product read are gone.
-    """
-    if op.kind != "attention":
-        return 0.0
-    sizes, beside = terms.tensor_bytes, (*op.inputs, *op.outputs, op.attributes.get("score_cap"))
-    softmax = {} if pricer.software.fused_elementwise else terms.residual_bytes
-    made = 0.0
-    for name in operator_rule(op).saved(op, block, pricer.job.attention_kernel):
-        if name not in beside and name in sizes:
-            again = softmax.get(name, 0.0)
-            made += 2 * again - sizes[name] if again else 2 * sizes[name]
-    return made
+    return score_gradients(pricer, block, terms.tensor_bytes, terms.residual_bytes, op)
 
 
 def _trained_elements(pricer: Pricer, block: Block, ops: Iterable[Op]) -> float:

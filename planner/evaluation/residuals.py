@@ -10,6 +10,7 @@ from planner.operators import (
     RECOMPUTE_POLICIES,
     SELECTIVE_POLICIES,
     UNWRAPPED_POLICIES,
+    operator_rule,
     saved_tensors,
 )
 from planner.sharding.kernels import narrows_inputs
@@ -111,6 +112,26 @@ def _of_softmax(pricer: Pricer, op: Op, element: float) -> float:
     narrow = _in_transformers(pricer, op, "narrow") and not pricer.job.autocast
     beside = 0.0 if narrow else pricer.software.softmax_residuals
     return beside or (element if "mask" in op.attributes else 0.0)
+
+
+def score_gradients(
+    pricer: Pricer, block: Block, sizes: Mapping[str, float], residual: Mapping[str, float], op: Op
+) -> float:
+    """Gradients that attention which keeps its probabilities makes of them and of the scores [bytes]; else 0.
+
+    Where a softmax is a kernel that keeps them once more, in its own type (``residual``), the gradients have that type,
+    and those that a product read are gone. Masks of what is dropped have none.
+    """
+    if op.kind != "attention":
+        return 0.0
+    apart = (op.attributes.get(name) for name in ("score_cap", "mask"))
+    softmax = {} if pricer.software.fused_elementwise else residual
+    beside, made = (*op.inputs, *op.outputs, *apart), 0.0
+    for name in operator_rule(op).saved(op, block, pricer.job.attention_kernel):
+        if name not in beside and name in sizes:
+            again = softmax.get(name, 0.0)
+            made += 2 * again - sizes[name] if again else 2 * sizes[name]
+    return made
 
 
 def _repeated_keys(

@@ -19,7 +19,7 @@ from planner.models.adapters import adapted, adapts_products
 from planner.models.autocast import autocast
 from planner.models.catalog import build_graph, counted, sequence_length
 from planner.models.documents import of_documents
-from planner.models.dropout import dropped, dropped_tensors
+from planner.models.dropout import as_trained
 from planner.models.model import Model
 from planner.operators import operator_rule
 from planner.plans import Job, Plan
@@ -119,7 +119,7 @@ def graph_of(model: Model, job: Job) -> Graph:
     """The model's operators as they are trained: with adapters, where the job has any."""
     software = load_software(job.stack)
     graph = of_documents(build_graph(model, job.seq_len), job.document_len)
-    graph = dropped(graph, dropped_tensors(model)) if software.modules == "transformers" else graph
+    graph = as_trained(graph, model, software.dropout)
     graph = graph if job.adapter is None else adapted(graph, job.adapter, software)
     return autocast(graph, software.fused_elementwise) if job.autocast else graph
 

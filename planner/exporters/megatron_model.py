@@ -1,9 +1,9 @@
 """A model's sizes as Megatron-LM's arguments, where Megatron has all of its features under one flag each."""
 
-from types import MappingProxyType
 from typing import Any
 
 from planner.models.config import TransformerConfig
+from planner.models.dropout import shares_of
 from planner.models.families import DECODERS
 from planner.models.hybrids import LETTERS
 from planner.models.reading import ConfigReader
@@ -16,12 +16,6 @@ UNSAID = (
 """Fields of `TransformerConfig` that have no flag here; a model with one of them is named by its own script."""
 
 NORMS = {"rms": "RMSNorm", "rms_wide": "RMSNorm", "layer": "LayerNorm"}
-
-UNDROPPED = MappingProxyType({"attention_dropout": 0.0, "hidden_dropout": 0.0})
-"""What Megatron drops unless it is told not to, and no plan for it counts.
-
-Source: NVIDIA/Megatron-LM@core_v0.16.1 ``megatron/core/transformer/transformer_config.py`` (0.1 each).
-"""
 
 
 def transformer_of(plan: Plan) -> TransformerConfig | None:
@@ -50,6 +44,7 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
     config = transformer_of(plan)
     if config is None or not _sayable(config):
         return {}
+    dropped = shares_of(plan.model)
     arguments: dict[str, Any] = {
         "num_layers": len(config.layers),
         "hidden_size": config.hidden,
@@ -64,7 +59,8 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "untie_embeddings_and_output_weights": not config.tied,
         "add_qkv_bias": config.qkv_bias,
         "qk_layernorm": config.qk_norm == "head",
-        **UNDROPPED,
+        "attention_dropout": dropped.scores,  # Megatron drops 0.1 of each unless it is told otherwise
+        "hidden_dropout": dropped.sums,
     }
     if config.kv_heads < config.heads:
         arguments |= {"group_query_attention": True, "num_query_groups": config.kv_heads}

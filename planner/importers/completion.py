@@ -10,6 +10,7 @@ from planner.evaluation.cuts import with_cuts
 from planner.exporters.limits import SHARDINGS
 from planner.importers.settings import Given, Settings
 from planner.models.catalog import build_graph, sequence_length
+from planner.models.dropout import Shares, shares_of, with_dropout
 from planner.models.model import Model
 from planner.plans import Job, Parallelism, Plan
 
@@ -28,6 +29,7 @@ def complete(
     Raises ``InputError`` where the configuration contradicts itself, the caller, the model or the cluster.
     """
     assumed = list(settings.assumed)
+    model = _dropping(model, settings.dropout)
     seq_len = _seq_len(settings, model, given, source, assumed)
     _check_sizes(settings, model, seq_len, source)
     data = _data(settings, cluster, source, assumed)
@@ -56,6 +58,11 @@ def complete(
     plan = validated(Parallelism, fields, source)
     plan = _cut(plan, settings.cuts, build_graph(model, seq_len).num_layers, source)
     return Plan(model=model, cluster=cluster, job=job, plan=plan), tuple(assumed)
+
+
+def _dropping(model: Model, said: Shares | None) -> Model:
+    """``model`` as it drops where a configuration says so, whatever its own; as it is where both say the same."""
+    return model if said is None or said == shares_of(model) else with_dropout(model, *said)
 
 
 def _agreed(name: str, written: int | None, given: int | None, source: str) -> int | None:

@@ -12,6 +12,7 @@ from planner.evaluation.megatron_layout import read_layout, read_pattern
 from planner.importers.keys import Keys
 from planner.importers.settings import Settings, Surroundings
 from planner.importers.torchtitan import even_but_ends
+from planner.models.dropout import Shares
 from planner.plans import NARROW
 from planner.runs.graphs import read_graphs
 
@@ -68,7 +69,7 @@ IGNORED = (
     "use-rope-scaling", "use-rotary.*", "no-position-embedding", "normalization", "norm-epsilon", "swiglu",
     "squared-relu", "disable-bias-linear", "add-qkv-bias", "qk-layernorm", "untie-embeddings.*", "vocab-size",
     "make-vocab.*", "group-query-attention", "multi-latent-attention", "(q|kv)-lora-rank", "qk-.*head-dim",
-    "v-head-dim", "mtp-.*", "attention-dropout", "init-method.*", "no-masked-softmax-fusion",
+    "v-head-dim", "mtp-.*", "init-method.*", "no-masked-softmax-fusion",
     "transformer-impl", "spec", "use-mcore-models", "attention-softmax-in-fp32", "apply-.*scaling",
     "no-.*-fusion", "(min-)?lr.*", "train-(iters|samples)", "weight-decay.*", "adam-.*", "clip-grad", "seed",
     "data-.*path", "(train|valid|test)-data.*", "split", "mock-data", "vocab-file", "merge-file",
@@ -108,6 +109,7 @@ def read_megatron(keys: Keys, around: Surroundings) -> Settings:
         recompute=policy,
         offload=("optimizer",) if keys.flag("optimizer-cpu-offload") else (),
         job=_job(keys),
+        dropout=Shares(keys.share("hidden-dropout", DROPPED), keys.share("attention-dropout", DROPPED)),
         sizes={name: size for name, size in sizes.items() if size is not None},
         assumed=tuple(assumed),
     )
@@ -148,9 +150,8 @@ def _usual_dispatcher(keys: Keys) -> str | None:
 
 
 def _inexact(keys: Keys, overlaps: bool) -> list[str]:
-    found = []
-    if dropped := keys.share("hidden-dropout", DROPPED):
-        found.append(f"hidden-dropout=0 (masks of {dropped:g} are not counted)")
+    own = [key for key in ("hidden-dropout", "attention-dropout") if keys.get(key) is None]
+    found = [f"{key}={DROPPED} (Megatron's own; give --{key} 0 where nothing is dropped)" for key in own]
     sharded = keys.flag("use-distributed-optimizer") and not keys.flag("use-megatron-fsdp")
     if overlaps and sharded and not keys.flag("overlap-param-gather"):
         found.append("weights gathered beside the forward (overlap-param-gather is not set)")

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from planner.models.dropout import Shares
+
 
 class Surroundings(NamedTuple):
     """What a configuration cannot know but its meaning may depend on."""
@@ -58,6 +60,8 @@ class Settings:
     """What the framework takes for ``seq_len``, ``micro_batch`` or ``num_microbatches`` where nobody says."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Job` that it fixes."""
+    dropout: Shares | None = None
+    """What residual sums and attention drop; None: as the model's configuration says."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the model that it repeats: ``layers`` or a dim of the graph -> size."""
     assumed: tuple[str, ...] = ()

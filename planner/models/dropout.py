@@ -1,8 +1,8 @@
 """Dropout: which results each family's modules drop a share of as they train, and the operators that do it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from planner.graph import Block, Graph, Op, Tensor
 from planner.models.building import Attribute
@@ -35,6 +35,18 @@ SCORES = ("probabilities", "cross_probabilities")
 """Attention's, after the softmax."""
 
 OF_SCORES = Site("attention_dropout", 0.0, SCORES)
+
+OF_SUMS = "hidden_dropout"
+"""Megatron's word for what residual sums drop, whatever the model: of those whose own class drops none there.
+
+Source: NVIDIA/Megatron-LM@core_v0.16.1 ``megatron/core/transformer/transformer_config.py``.
+"""
+
+RESIDUAL = "_residual"
+"""End of the names of residual sums."""
+
+Dropout = Literal["modules", "sums", "none"]
+"""What drops (`cluster_specs.software.SoftwareSpec.dropout`)."""
 
 
 def _bert(*embedded: str) -> tuple[Site, ...]:
@@ -98,7 +110,7 @@ SITES: Mapping[str, tuple[Site, ...]] = MappingProxyType(
             OF_SCORES,
         ),
         **dict.fromkeys(("persimmon", "stablelm"), (Site("hidden_dropout", 0.0, ("mlp_out",)), OF_SCORES)),
-        FAMILY: (Site("dropout", 0.0, ("positioned", *HALVES, *SCORES)),),
+        FAMILY: (Site("dropout", 0.0, ("positioned", *HALVES)), OF_SCORES),
         "vit": (
             Site("hidden_dropout_prob", 0.0, ("positioned", *HALVES)),
             Site("attention_probs_dropout_prob", 0.0, SCORES),
@@ -131,10 +143,62 @@ def dropped_tensors(model: Model) -> frozenset[str]:
     return frozenset(dropped_shares(ConfigReader(model.config, model.name), model.family))
 
 
-def with_dropout(model: Model, share: float) -> Model:
-    """``model`` with the same ``share`` in place of all that its configuration names."""
-    shares = dict.fromkeys((site.key for site in sites_of(model.family)), share)
+class Shares(NamedTuple):
+    """What Megatron's modules drop."""
+
+    sums: float
+    """Of what each residual sum adds, and of the embedding's result (``hidden_dropout``)."""
+    scores: float
+    """Of attention's probabilities (``attention_dropout``)."""
+
+
+def shares_of(model: Model) -> Shares:
+    """The two shares that say of ``model`` what its configuration does, where residual sums drop."""
+    if model.graph is not None:
+        return Shares(0.0, 0.0)
+    read = ConfigReader(model.config, model.name)
+    found = dropped_shares(read, model.family)
+    sums, scores = (max((found.get(name, 0.0) for name in names), default=0.0) for names in (HALVES, SCORES))
+    return Shares(sums or read.share(OF_SUMS, default=0.0), scores)
+
+
+def with_dropout(model: Model, share: float, of_scores: float | None = None) -> Model:
+    """``model`` with the same ``share`` in place of all that its configuration names, or another of attention's."""
+    sites = sites_of(model.family)
+    scores = share if of_scores is None else of_scores
+    shares = {site.key: scores if set(site.tensors) <= set(SCORES) else share for site in sites}
+    if not any(set(site.tensors) & set(HALVES) for site in sites):
+        shares[OF_SUMS] = share
     return model.model_copy(update={"config": {**model.config, **shares}})
+
+
+def as_trained(graph: Graph, model: Model, how: Dropout) -> Graph:
+    """``graph`` of ``model`` with the dropout of its configuration, which modules do, residual sums, or nothing."""
+    if how == "modules":
+        return dropped(graph, dropped_tensors(model))
+    shares = shares_of(model)
+    if how == "none" or not any(shares):
+        return graph
+    first = graph.block[graph.first].outputs if graph.first is not None and shares.sums else ()
+    scores = SCORES if shares.scores else ()
+    blocks = (
+        _dropped(block, (*first, *scores)) if block.name == graph.first else _dropped(block, scores)
+        for block in graph.blocks
+    )
+    return graph.model_copy(update={"blocks": tuple(map(_in_sums, blocks) if shares.sums else blocks)})
+
+
+def _in_sums(block: Block) -> Block:
+    """``block`` whose residual sums keep masks of what they add."""
+    sums = [op.name for op in block.ops if op.kind == "add" and op.name.endswith(RESIDUAL)]
+    made = {op.name: block.tensor[op.outputs[0]] for op in block.ops if op.name in sums}
+    marked = (
+        op.model_copy(update={"attributes": {**op.attributes, "mask": _mask(made[op.name]).name}})
+        if op.name in made
+        else op
+        for op in block.ops
+    )
+    return _rebuilt(block, (*block.tensors, *map(_mask, made.values())), marked)
 
 
 def dropped(graph: Graph, tensors: Collection[str]) -> Graph:
@@ -161,13 +225,13 @@ def _dropped(block: Block, wanted: Collection[str]) -> Block:
         marks |= {"dropped": True} if found else {}
         ops.append(op.model_copy(update={"outputs": made, "attributes": {**op.attributes, **marks}}))
         ops += [_dropout(tensors[name]) for name in found]
-    return Block(
-        name=block.name,
-        tensors=tuple(tensors.values()),
-        ops=tuple(ops),
-        inputs=block.inputs,
-        outputs=block.outputs,
-    )
+    return _rebuilt(block, tensors.values(), ops)
+
+
+def _rebuilt(block: Block, tensors: Iterable[Tensor], ops: Iterable[Op]) -> Block:
+    """``block`` of other tensors and operators, checked."""
+    parts = {"tensors": tuple(tensors), "ops": tuple(ops)}
+    return Block(name=block.name, inputs=block.inputs, outputs=block.outputs, **parts)
 
 
 def _whole(tensor: Tensor) -> Tensor:

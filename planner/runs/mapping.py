@@ -63,7 +63,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     micro_batch, num_microbatches = _batches(run, degrees, origin, assume)
     job = job_of(run, origin, micro_batch * num_microbatches * degrees.data, cluster, assume)
     habits = vocabulary.STACK_HABITS[job.stack]
-    model = model_of(run, (habits.vocabulary_multiple or 0) * degrees.tensor, assume)
+    model = model_of(run, (habits.vocabulary_multiple or 0) * degrees.tensor, habits.dropout, assume)
     shards = shards_of(run, degrees, habits, cluster, assume)
     parallelism = Parallelism(
         **degrees._asdict(),

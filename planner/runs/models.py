@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cluster_specs.errors import InputError
-from planner.models.dropout import with_dropout
+from planner.models.dropout import shares_of, with_dropout
 from planner.models.model import Model
 from planner.runs.assumptions import Assumptions
 from planner.runs.record import ModelSection, RunFile
@@ -45,8 +46,8 @@ Source: AI-Hypercomputer/maxtext@6aa8b844 ``src/maxtext/configs/models/gemma3-4b
 """
 
 
-def model_of(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Model:
-    """What is trained; of sizes, with the rows that the stack adds to its tables (0: none).
+def model_of(run: RunFile, vocabulary_multiple: int, dropout: float, assume: Assumptions) -> Model:
+    """What is trained; of sizes, with the rows that the stack adds to its tables (0: none), and its ``dropout``.
 
     Raises ``InputError`` where the run has neither name, configuration nor sizes, or they do not fit together.
     """
@@ -67,7 +68,7 @@ def model_of(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Mod
         if not {"ffn_hidden", "d_ff", "experts"} & sizes.keys() and isinstance(sizes.get("hidden"), int):
             sizes["ffn_hidden"] = _usual_width(sizes["hidden"], gated=sizes.get("gated_mlp", True))
             assume.made.append(f"ffn_hidden={sizes['ffn_hidden']} (as Megatron-LM has it)")
-        return _dropping(model_of_run(sizes), run.model.dropout)
+        return _dropping(model_of_run(sizes), _said_dropout(run.model, sizes, dropout, assume))
     if run.model.name is None:
         raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
     return _as_trained(load_model(run.model.name), run.model)
@@ -75,11 +76,25 @@ def model_of(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Mod
 
 def _as_trained(model: Model, said: ModelSection) -> Model:
     """``model`` with what a run says of its training."""
-    return _predicting(_dropping(model, said.dropout), said.max_predictions_per_seq)
+    return _predicting(_dropping(model, said), said.max_predictions_per_seq)
 
 
-def _dropping(model: Model, share: float | None) -> Model:
-    return model if share is None else with_dropout(model, share)
+def _said_dropout(
+    said: ModelSection, sizes: Mapping[str, Any], usual: float, assume: Assumptions
+) -> ModelSection:
+    """``said``, with the ``usual`` share of models without gates where it names none."""
+    if not usual or sizes.get("gated_mlp", True) or said.dropout is not None:
+        return said
+    assume.made.append(f"dropout={usual:g} (the stack's default)")
+    return said.model_copy(update={"dropout": usual})
+
+
+def _dropping(model: Model, said: ModelSection) -> Model:
+    """``model`` with the shares that a run has in place of its own; of scores alone, with its own of the rest."""
+    if said.dropout is None and said.attention_dropout is None:
+        return model
+    share = shares_of(model).sums if said.dropout is None else said.dropout
+    return with_dropout(model, share, said.attention_dropout)
 
 
 def _predicting(model: Model, most: int | None) -> Model:

@@ -133,7 +133,9 @@ class ModelSection(Section):
     max_predictions_per_seq: int | None = Field(default=None, gt=0)
     """Tokens of each that an encoder's head predicts; None: all, or as the configuration says."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
-    """In place of every share that transformers' class drops; None: as the configuration says."""
+    """In place of every share that the model drops; None: as the configuration says."""
+    attention_dropout: float | None = Field(default=None, ge=0, lt=1)
+    """The same of attention's probabilities alone, where that is another; None: as ``dropout``."""
     layers: int | None = Field(default=None, gt=0)
     hidden: int | None = Field(default=None, gt=0)
 

@@ -246,6 +246,13 @@ class Habits(NamedTuple):
     Source: NVIDIA/Megatron-LM megatron/arguments.py, tokenizer/tokenizer.py (``_vocab_size_with_padding``): 128 unless
     ``make_vocab_size_divisible_by`` is set; Megatron-DeepSpeed's and NeMo's likewise. huggingface/nanotron: 1.
     """
+    dropout: float = 0.0
+    """Share that is dropped of a model without gates that is given by sizes alone, which is GPT's (`planner.models.
+    measured`); those with gates, which came later, are trained without in their own scripts.
+
+    Source: NVIDIA/Megatron-LM v2.5 megatron/arguments.py and @core_v0.16.1 megatron/core/transformer/
+    transformer_config.py (``hidden_dropout`` and ``attention_dropout`` are 0.1 unless told otherwise).
+    """
 
 
 STACK_HABITS: Mapping[str, Habits] = {
@@ -294,7 +301,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "megatron-unfused",
             "transformer-engine-1.11",
         ),
-        Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
+        Habits(zero_stage=1, selective="attention", vocabulary_multiple=128, dropout=0.1),
     ),
     "colossalai": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16"),
     **dict.fromkeys(
@@ -305,7 +312,13 @@ STACK_HABITS: Mapping[str, Habits] = {
     "internevo": Habits(zero_stage=1, sequence_parallel=False),
     **dict.fromkeys(
         ("megatron-2021", "megatron-2022", "nemo-2022"),
-        Habits(zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128),
+        Habits(
+            zero_stage=0,
+            sequence_parallel=False,
+            selective="attention",
+            vocabulary_multiple=128,
+            dropout=0.1,
+        ),
     ),
     **dict.fromkeys(("composer-2022", "composer-2023", "composer-2023.10"), Habits(zero_stage=3)),
     "deepspeed-2022": Habits(
@@ -315,6 +328,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         selective="attention",
         shards_bf16=True,
         vocabulary_multiple=128,
+        dropout=0.1,
     ),
     **dict.fromkeys(
         (
@@ -338,6 +352,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             selective="attention",
             shards_bf16=True,
             vocabulary_multiple=128,
+            dropout=0.1,
         ),
     ),
     "deepspeed-liger": Habits(

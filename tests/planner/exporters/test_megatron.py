@@ -17,6 +17,7 @@ from planner.exporters.registry import export
 from planner.importers.registry import import_text
 from planner.importers.settings import Given
 from planner.models.catalog import load_model
+from planner.models.dropout import shares_of
 
 ZERO_1: dict[str, Any] = {"data": 4, "zero_stage": 1, "shard_degree": 4}
 
@@ -145,19 +146,23 @@ def test_a_model_is_described_where_megatron_has_all_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dropout", "said"),
+    ("dropout", "share", "said"),
     [
-        (" --hidden-dropout 0.0", []),
-        (" --hidden-dropout 0.3", ["hidden-dropout=0 (masks of 0.3 are not counted)"]),
-        ("", ["hidden-dropout=0 (masks of 0.1 are not counted)"]),
+        (" --hidden-dropout 0.0", 0.0, []),
+        (" --hidden-dropout 0.3", 0.3, []),
+        ("", 0.1, ["hidden-dropout=0.1 (Megatron's own; give --hidden-dropout 0 where nothing is dropped)"]),
     ],
 )
-def test_what_megatron_drops_is_said_not_to_be_counted(dropout: str, said: list[str]) -> None:
+def test_what_megatron_drops_is_read(dropout: str, share: float, said: list[str]) -> None:
     plan = tiny_plan(load_model("llama-3.1-8b"), {"seq_len": 4096})
     text = export(plan, "megatron-lm")["megatron_args.sh"].replace(" --hidden-dropout 0.0", dropout)
     asked = Given(global_batch=plan.job.global_batch, seq_len=plan.job.seq_len)
     found = import_text(text, "args.sh", plan.model, plan.cluster, asked)
+    assert shares_of(found.plan.model) == (share, 0.0)
+    assert (found.plan.model == plan.model) is (share == 0)
     assert [note for note in found.assumed if note.startswith("hidden-dropout")] == said
+    again = export(found.plan, "megatron-lm")["megatron_args.sh"]
+    assert f"--attention-dropout 0.0 --hidden-dropout {share}" in again
 
 
 LAYOUTS = {

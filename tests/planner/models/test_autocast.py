@@ -12,6 +12,7 @@ from planner.evaluation import Evaluator
 from planner.graph import Block, Graph
 from planner.models.autocast import autocast
 from planner.models.catalog import build_graph, load_model
+from planner.models.dropout import with_dropout
 from planner.plans import Job
 
 
@@ -133,7 +134,7 @@ def test_a_compiled_layer_keeps_what_its_partition_keeps() -> None:
     """
     found = plan("gpt2", "dgx-h100:1", global_batch=8, seq_len=1024, data=8, stack="torch-compiled-loss")
     job = found.job.model_copy(update={"autocast": True})
-    evaluator = Evaluator(load_model("gpt2"), load_cluster("dgx-h100:1"), job)
+    evaluator = Evaluator(with_dropout(load_model("gpt2"), 0), load_cluster("dgx-h100:1"), job)
     kept = evaluator.block(found.plan, "layer", "none", {}).saved_bytes
     casts = 14_155_776
     assert found.plan.micro_batch == 1
