@@ -14,10 +14,14 @@ def weight_casts(op: Op) -> tuple[str, ...]:
     return tuple(str(op.attributes.get("weight_casts", "")).split())
 
 
+KEEPS_INPUTS = "keeps_inputs"
+"""Attribute of frozen products that keep their inputs all the same."""
+
+
 def saves_inputs(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
     """Products read their inputs for the gradients of weights: not where all of these are frozen."""
     casts = weight_casts(op)
-    if op.weights and not trained_weights(op, block):
+    if op.weights and not trained_weights(op, block) and not op.attributes.get(KEEPS_INPUTS):
         return casts
     return (*(block.seen.get(name, name) for name in op.inputs), *casts)
 

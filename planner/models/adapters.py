@@ -34,6 +34,7 @@ from planner.errors import InputError
 from planner.flops import reduced_dims
 from planner.graph import Block, Graph, Op, Tensor
 from planner.operators import is_in_mlp, operator_rule
+from planner.saving import KEEPS_INPUTS
 
 ALL_LINEAR = "all-linear"
 """Peft's word for every linear module of the layers."""
@@ -95,6 +96,10 @@ UNTRAINED: Mapping[str, tuple[object, ...]] = MappingProxyType(
 """Fields of ``LoraConfig`` with which more than the two products is trained -> values with which it is not."""
 
 
+RARE = frozenset({"a2a_experimental", "bitsandbytes"})
+"""Fields that are written where they say something."""
+
+
 class Adapter(Given):
     """What is trained in place of a model's own weights, in the words of peft's ``LoraConfig``.
 
@@ -113,6 +118,8 @@ class Adapter(Given):
     base: Base | None = None
     """Type in which linear weights of layers are stored, to be widened where they are used; None: that of training.
     Embedding, head, norms and biases are never quantised. In ``fp8``, as they are multiplied."""
+    bitsandbytes: str | None = Field(default=None, pattern=r"^\d+(\.\d+)*$")
+    """Version of the library that multiplies weights in 4 bits; None: of today. See `keeps_inputs`."""
     a2a_experimental: bool = False
     """Tensor ranks that share sequences exchange their columns of what an adapter adds for their own tokens, rather
     than gather all and drop what is not theirs: NeMo's and Megatron Bridge's word."""
@@ -132,9 +139,19 @@ class Adapter(Given):
 
     @model_serializer(mode="wrap")
     def _written(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the exchange of tensor ranks where there is none, as most adapters have no such ranks."""
+        """Without what most adapters have not: an exchange of tensor ranks, and a library that is named."""
         written: dict[str, Any] = fields(self)
-        return {name: value for name, value in written.items() if value or name != "a2a_experimental"}
+        return {name: value for name, value in written.items() if value or name not in RARE}
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether frozen products in 4 bits keep their inputs, which no gradient of theirs needs.
+
+        Source: bitsandbytes-foundation/bitsandbytes@9e753741 (pull request 1270, in 0.43.2 of July 2024), which took
+        them from ``bitsandbytes/autograd/_functions.py`` (``MatMul4Bit``).
+        """
+        named = self.base == "nf4" and self.bitsandbytes is not None
+        return named and tuple(map(int, str(self.bitsandbytes).split("."))) < (0, 43, 2)
 
     def __str__(self) -> str:
         """As people say it: ``LoRA r=16 on q_proj, v_proj``."""
@@ -232,12 +249,13 @@ def _changed(record: RecordT, **fields: object) -> RecordT:
 
 def _linear_modules(block: Block) -> dict[str, str]:
     """Last word of the name of each linear module -> its whole name; experts are stacked and are none."""
-    products = (op for op in block.ops if operator_rule(op).arithmetic == "matmul")
-    return {m.name.rpartition(".")[2]: m.name for op in products for m in _modules(op, block)}
+    return {m.name.rpartition(".")[2]: m.name for op in block.ops for m in _modules(op, block)}
 
 
 def _modules(op: Op, block: Block) -> Iterator[_Adapted]:
-    """Linear modules of a product, of which a fused one has several results."""
+    """Linear modules of a product, of which a fused one has several results; nothing else has any."""
+    if operator_rule(op).arithmetic != "matmul":
+        return
     contracted = set(reduced_dims(op, block))
     factors = [t for t in map(block.tensor.__getitem__, op.weights) if not contracted.isdisjoint(t.dims)]
     paired = [(w, out) for w, out in zip(factors, op.outputs, strict=False) if w.path.endswith(".weight")]
@@ -271,8 +289,6 @@ def _together(modules: list[_Adapted]) -> list[_Adapted]:
 
 def _wanted(op: Op, block: Block, targets: Iterable[str], together: bool) -> list[_Adapted]:
     """Modules of ``op`` that are adapted; all of a product, as one, where a stack has them ``together``."""
-    if operator_rule(op).arithmetic != "matmul":
-        return []
     modules = list(_modules(op, block))
     wanted = [m for m in modules if m.name.rpartition(".")[2] in targets]
     return _together(wanted) if together and len(wanted) == len(modules) > 1 else wanted
@@ -293,7 +309,9 @@ def _with_adapters(
         wanted = _wanted(op, block, targets, beside)
         base = {out: f"{out}_base" for m in wanted for out in m.results}
         tensors |= {base[out]: tensors[out].model_copy(update={"name": base[out]}) for out in base}
-        ops.append(op.model_copy(update={"outputs": tuple(base.get(out, out) for out in op.outputs)}))
+        kept = {KEEPS_INPUTS: True} if adapter.keeps_inputs and any(_modules(op, block)) else {}
+        outputs = tuple(base.get(out, out) for out in op.outputs)
+        ops.append(op.model_copy(update={"outputs": outputs, "attributes": {**op.attributes, **kept}}))
         for module in wanted:
             made, steps = _steps(module, tensors[op.inputs[0]], tensors, adapter, habits)
             tensors |= {t.name: t for t in made}

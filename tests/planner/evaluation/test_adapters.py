@@ -75,8 +75,8 @@ def test_a_published_step_of_adapters_is_within_the_interval() -> None:
 
 @pytest.mark.parametrize("run", sorted(UNEXPLAINED))
 def test_litgpt_keeps_more_beside_four_bits_than_is_predicted(run: str) -> None:
-    """Some 4 GB that are not explained: torchtune's agrees, and bitsandbytes 0.50 keeps what 16 bits keep."""
-    assert -0.32 < error_of(run) < -0.2
+    """Some 3 GB beside the inputs that its bitsandbytes kept: those of the step before, until its loss is replaced."""
+    assert -0.22 < error_of(run) < -0.15
 
 
 def test_frozen_weights_have_no_masters_and_no_states() -> None:

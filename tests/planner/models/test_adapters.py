@@ -1,10 +1,13 @@
 """Adapters in a model's graph: what is trained and computed, against peft's and torch's own counts."""
 
 import json
+import weakref
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from cluster_specs.software import load_software
 from planner.errors import InputError
@@ -71,6 +74,62 @@ def test_a_frozen_product_keeps_its_input_only_for_an_adapter() -> None:
     assert {"mlp_normed", "activated"} <= set(everything)
     assert not {"mlp_normed", "activated"} & set(kept)
     assert {"attn_normed", "wq_lora_down", "wv_lora_down", "up", "gate"} <= set(kept)
+
+
+@pytest.mark.parametrize(
+    ("base", "version", "more"),
+    [
+        ("nf4", "0.42.0", {"mlp_normed", "activated"}),
+        ("nf4", "0.43.1", {"mlp_normed", "activated"}),
+        ("nf4", "0.43.2", set()),
+        ("nf4", "0.44", set()),
+        ("nf4", None, set()),
+        ("bf16", "0.42.0", set()),
+    ],
+)
+def test_products_in_4_bits_once_kept_their_inputs(base: str, version: str | None, more: set[str]) -> None:
+    """Beside those that adapters and attention keep (bitsandbytes@9e753741); outside layers nothing is."""
+    of_today, found = (llama(base=base, bitsandbytes=named) for named in (None, version))
+    kept = {
+        name: [set(saved_tensors(graph.block[name], "none")) for graph in (found, of_today)]
+        for name in ("layer", "head")
+    }
+    assert kept["layer"][0] - kept["layer"][1] == more
+    assert kept["head"][0] == kept["head"][1]
+    assert kept["layer"][0] >= kept["layer"][1]
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_a_function_holds_of_a_frozen_product_is_one_input(keeps: bool) -> None:
+    """A function of PyTorch's as bitsandbytes had it and has it, between layers that need a gradient."""
+    import torch
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            ctx.held = (x if keeps else None, weight)
+            return x @ weight
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient @ ctx.held[1].t(), None
+
+    trained, frozen = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)
+    made = (torch.ones(2, 4) @ trained).exp() * 2
+    alive = weakref.ref(made.untyped_storage())
+    result = Product.apply(made, frozen)
+    del made
+    assert (alive() is not None) is keeps
+    result.sum().backward()
+    assert trained.grad is not None
+
+
+def test_a_version_is_a_number_of_several() -> None:
+    with pytest.raises(ValidationError, match="bitsandbytes"):
+        Adapter(r=8, base="nf4", bitsandbytes="main")
+    assert "bitsandbytes" not in Adapter(r=8, base="nf4").model_dump()
 
 
 def test_dropout_keeps_a_mask_and_what_is_left_for_each_adapter() -> None:
