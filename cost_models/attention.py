@@ -6,6 +6,7 @@ Sources: Dao, "FlashAttention-2", arXiv:2307.08691; Shah et al., "FlashAttention
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import ceil
+from typing import Literal
 
 from cluster_specs.cluster import DeviceSpec
 from cluster_specs.errors import UnknownName
@@ -84,9 +85,13 @@ def attention_seconds(
     return _plain(shape, device, dtype, score_bytes, backward)
 
 
-def with_first_flash(device: DeviceSpec) -> DeviceSpec:
-    """The device with the rates of the first FlashAttention (until July 2023; in PyTorch up to 2.1), where known."""
-    for pattern, (forward, backward) in constants("kernels")["first_flash"].items():
+Version = Literal["first_flash", "second_flash"]
+"""FlashAttention until July 2023 (in PyTorch up to 2.1), and since; later ones are of one generation of devices."""
+
+
+def with_flash(device: DeviceSpec, version: Version) -> DeviceSpec:
+    """The device with the rates of a version of FlashAttention, where these are another than those of its best."""
+    for pattern, (forward, backward) in constants("kernels")[version].items():
         if fnmatchcase(device.name, pattern):
             update = {"attention_forward": forward, "attention_backward": backward}
             return device.model_copy(update={"efficiency": device.efficiency.model_copy(update=update)})

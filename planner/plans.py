@@ -57,10 +57,11 @@ class Job(Given):
     """Type in which gradients are accumulated."""
     reduce_dtype: Literal["fp32", "bf16"] | None = None
     """Type in which gradients travel; None is the software stack's habit."""
-    attention: Annotated[Literal["flash", "flash-1", "native", "plain"], SMALL] = "flash"
+    attention: Annotated[Literal["flash", "flash-1", "flash-2", "native", "plain"], SMALL] = "flash"
     """``flash``: the fused kernel that the stack runs by itself; ``flash-1``: the first FlashAttention, of before July
-    2023; ``native``: that of the device's own generation (FlashAttention-3 on Hopper, FlashAttention-4 or cuDNN on
-    Blackwell); ``plain``: products and a softmax."""
+    2023; ``flash-2``: the second, whatever the stack has on later devices; ``native``: that of the device's own
+    generation (FlashAttention-3 on Hopper, FlashAttention-4 or cuDNN on Blackwell); ``plain``: products and a
+    softmax."""
     fused_loss: bool = False
     """The loss is computed in chunks, so that full logits never exist."""
     mlp_tiles: int = Field(default=1, gt=0)

@@ -128,7 +128,10 @@ class JobOptions:
     ] = None
     attention: Annotated[
         str,
-        _job("--attention", help="flash (of the stack), flash-1 (the first), native (of the device), plain."),
+        _job(
+            "--attention",
+            help="flash (of the stack), flash-1 or flash-2 (of that version), native (of the device), plain.",
+        ),
     ] = "flash"
     cuda_graphs: Annotated[
         bool, _job("--cuda-graphs", help="Whole steps are replayed from captured graphs.")

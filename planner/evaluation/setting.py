@@ -1,7 +1,9 @@
 """What stays the same while plans are compared: the model's graph, the cluster, the job and the software."""
 
 import math
+from collections.abc import Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cluster_specs.adjusted import device_on, gathering, in_training, replayed, software_on, updating
@@ -9,7 +11,7 @@ from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError
 from cluster_specs.software import SoftwareSpec, load_software
 from cluster_specs.usual_stacks import usual_stack
-from cost_models.attention import with_first_flash
+from cost_models.attention import Version, with_flash
 from cost_models.compute import newton_schulz_flops
 from cost_models.intervals import Spread, spread
 from planner.evaluation.beyond_stack import choices_beyond, devices_beyond
@@ -58,7 +60,11 @@ def _attending(job: Job, device: DeviceSpec, software: SoftwareSpec) -> DeviceSp
     if job.attention == "native":
         return device
     found = device_on(device, software)
-    return with_first_flash(found) if job.attention == "flash-1" else found
+    return with_flash(found, VERSIONS[job.attention]) if job.attention in VERSIONS else found
+
+
+VERSIONS: Mapping[str, Version] = MappingProxyType({"flash-1": "first_flash", "flash-2": "second_flash"})
+"""Kernel of attention that a job names -> version of FlashAttention."""
 
 
 def software_of(job: Job, device: DeviceSpec) -> SoftwareSpec:

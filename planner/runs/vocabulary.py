@@ -145,16 +145,17 @@ DTYPES: Table = (
 ATTENTIONS: Table = (
     (r"native|(fa|flash[-_ ]?(attn|attention)?)[-_ ]?[34]|cudnn.*|splash.*", Meaning("native")),
     (r"(fa|flash[-_ ]?(attn|attention)?)[-_ ]?1", Meaning("flash-1")),
+    (r"(fa|flash[-_ ]?(attn|attention)?)[-_ ]?2", Meaning("flash-2")),
     (r"flash.*|fused|sdpa", Meaning("flash")),
     (r"dot(_product)?|plain|eager|unfused|math|naive|vanilla|core", Meaning("plain")),
     (
-        r"fa-?2|flex([-_ ]?attention)?|xformers|te|memory[-_ ]efficient|autoselected",
+        r"flex([-_ ]?attention)?|xformers|te|memory[-_ ]efficient|autoselected",
         Meaning("flash", exact=False),
     ),
     (r"(?!.*(no |not |non-|without |un)).*(flash|fused|cudnn).*", Meaning("flash", exact=False)),
 )
 """``attention`` or ``attn``; kernels of one generation of devices are ``native`` there, and the first
-FlashAttention has rates of its own."""
+two versions of FlashAttention have rates of their own."""
 
 AUTOMATIC = r"Alpa .*|heuristic .*|GSPMD|auto|AutoDist.*"
 """``sharding`` where an optimiser or rules chose it."""

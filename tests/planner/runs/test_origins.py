@@ -200,9 +200,15 @@ def test_a_version_by_month_says_which_release_a_run_had(source: str, stack: str
 
 @pytest.mark.parametrize(
     ("attention", "kernel"),
-    [("flash-1", "flash-1"), ("FlashAttention-1", "flash-1"), ("fa1", "flash-1"), ("fa2", "flash")],
+    [
+        ("flash-1", "flash-1"),
+        ("FlashAttention-1", "flash-1"),
+        ("fa1", "flash-1"),
+        ("fa2", "flash-2"),
+        ("FLASH_ATTENTION_2", "flash-2"),
+    ],
 )
-def test_the_first_flash_attention_is_told_apart(attention: str, kernel: str) -> None:
+def test_versions_of_flash_attention_are_told_apart(attention: str, kernel: str) -> None:
     assert plan_from_run(changed(attention=attention))[0].job.attention == kernel
 
 

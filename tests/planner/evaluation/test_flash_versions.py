@@ -1,10 +1,14 @@
-"""The first FlashAttention beside the second, end to end, as the second's paper prints both."""
+"""Versions of FlashAttention: the first beside the second, end to end, as the second's paper prints both."""
 
 from typing import Any
 
 import pytest
 
-from planner.evaluation import evaluate
+from cluster_specs.catalog import load_cluster, load_device
+from cost_models.attention import with_flash
+from planner.evaluation import Evaluator, evaluate
+from planner.models.catalog import load_model
+from planner.plans import Job, Parallelism
 from planner.runs import plan_from_run
 
 SIZES = {"1.3B": (24, 2048, 16), "2.7B": (32, 2560, 20)}
@@ -57,3 +61,30 @@ def test_long_sequences_lose_a_quarter_with_the_first(size: str) -> None:
     gain = rate(size, 8192, "flash") / rate(size, 8192, "flash-1")
     assert gain == pytest.approx(second / first, rel=0.1)
     assert gain > 1.15
+
+
+@pytest.mark.parametrize(
+    ("device", "forward", "backward"),
+    [
+        ("a100-sxm-80g", 0.73, 0.63),
+        ("h100-sxm-80g", 370 / 989, 322 / 989),
+        ("gb200-186g", 362 / 2250, 334 / 2250),
+    ],
+)
+def test_the_second_has_rates_of_its_own_where_there_are_later_ones(
+    device: str, forward: float, backward: float
+) -> None:
+    """arXiv:2307.08691, section 4, and the sources of its rates in cost_models/data/kernels.toml."""
+    found = with_flash(load_device(device), "second_flash").efficiency
+    assert found.attention_forward == pytest.approx(forward, rel=0.01)
+    assert found.attention_backward == pytest.approx(backward, rel=0.01)
+
+
+def test_a_job_may_have_the_second_where_its_stack_has_a_later_one() -> None:
+    job = Job(global_batch=8, seq_len=8192, stack="megatron")
+    times = {}
+    for kernel in ("flash", "flash-2"):
+        of_kernel = job.model_copy(update={"attention": kernel})
+        evaluator = Evaluator(load_model("llama-3.1-8b"), load_cluster("dgx-b200:1"), of_kernel)
+        times[kernel] = evaluator.block(Parallelism(data=8, micro_batch=1), "layer", "none", {}).forward
+    assert times["flash-2"] > 1.3 * times["flash"]
