@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from cluster_specs.assembly import assemble, parse_shape
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
-from cluster_specs.shipped import ClusterFile, DeviceFile, cluster_files, fabrics, find_device
+from cluster_specs.shipped import ClusterFile, DeviceFile, also_called, cluster_files, fabrics, find_device
 from cluster_specs.units import parse_quantity
 
 _RATE = re.compile(
@@ -63,7 +63,10 @@ def cluster_for(
     file = cluster_files()[entry.usual_cluster]
     if file.slices is not None:
         return _slices(file, n_devices, slices, topology)
-    return _nodes(entry, file, n_devices, devices_per_node, (intra_link, inter_link))
+    spec, assumed = _nodes(entry, file, n_devices, devices_per_node, (intra_link, inter_link))
+    others = also_called(gpu)
+    named = f"gpu={entry.device.name} ({gpu} may be {' or '.join(others)}, too)"
+    return spec, [named, *assumed] if others else assumed
 
 
 def _slices(

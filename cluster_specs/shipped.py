@@ -225,6 +225,15 @@ def find_device(name: str) -> DeviceFile:
     return device_files()[known]
 
 
+def also_called(name: str) -> tuple[str, ...]:
+    """Other shipped devices that ``name`` fits, as it leaves memory or board open: ``A100``, ``A100-40GB``."""
+    if name in device_files():
+        return ()
+    words = set(_reordered(_VENDOR.sub("", name)).split())
+    fitting = tuple(known for known in device_files() if words <= set(_reordered(known).split()))
+    return tuple(known for known in fitting if known != find_device(name).device.name)
+
+
 def _reduced(name: str) -> str:
     """Letters and digits alone, in lower case, so that ``A100-SXM4-80GB`` and ``a100 sxm4 80gb`` are one."""
     return "".join(filter(str.isalnum, name.lower()))

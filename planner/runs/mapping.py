@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
+from cluster_specs.software import load_software
 from cluster_specs.usual_stacks import unasked_stack
 from planner.evaluation.cuts import stages_of
 from planner.graph import Graph
@@ -22,7 +23,7 @@ from planner.runs.models import model_of
 from planner.runs.origins import Origin, find_origin
 from planner.runs.recomputation import recompute, recompute_every
 from planner.runs.record import RunFile, parse_run
-from planner.runs.releases import variant
+from planner.runs.releases import told_by, variant
 from planner.runs.sharding import Degrees, shards_of
 from planner.runs.stages import balanced_stages, filled_layers, printed_layers, with_whole_logits
 
@@ -104,6 +105,7 @@ def _say_unpriced(run: RunFile, plan: Parallelism, assume: Assumptions) -> None:
 def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
     """The run's software: as it says, as its source had, or the usual one on ``device``."""
     stack = run.parallel.stack
+    flags = {"compile": run.parallel.compile, "async_tp": run.parallel.async_tp}
     if stack is not None:
         known = Origin(stack) if stack in vocabulary.STACK_HABITS else find_origin(stack)
         if known is None:
@@ -113,7 +115,7 @@ def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
                 vocabulary.STACK_HABITS,
                 see=f"usual are {', '.join(USUAL_STACKS)}; `meshwright stacks` lists all",
             )
-        return known
+        return _flagged(known, flags, assume)
     size = f"{run.hardware.n_gpus} devices tensor {run.parallel.tp} pipeline {run.parallel.pp}"
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding, size)))
     found = find_origin(words)
@@ -123,11 +125,23 @@ def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
         return Origin("torch-no-sync" if own_loop else "torch-fsdp2")
     model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
     usual = "megatron-serial" if model_parallel and device.kind == "gpu" else unasked_stack(device)
-    flags = {"compile": run.parallel.compile, "async_tp": run.parallel.async_tp}
     origin = variant(found or Origin(usual), flags, str(run.source), run.notes or "")
     if found is None:
         assume.default("stack", None, origin.stack)
     return origin
+
+
+def _flagged(named: Origin, flags: Mapping[str, bool | None], assume: Assumptions) -> Origin:
+    """The stack that a run names, as its flags have it; what they ask of it beyond that is noted."""
+    told = told_by(named.stack, flags)
+    if told != named.stack:
+        assume.made.append(f"stack={told} (as {named.stack} is with what the run says of it)")
+    wanted, compiled = flags["compile"], load_software(told).fused_elementwise
+    if wanted is not None and wanted is not compiled:
+        assume.made.append(
+            f"compile={str(compiled).lower()} (as stack {told} is, of which no other is known)"
+        )
+    return named._replace(stack=told)
 
 
 def _graph(model: Model, job: Job) -> Graph:

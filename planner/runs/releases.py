@@ -144,13 +144,20 @@ def fuses_update(series: str, source: str) -> bool | None:
     return next((_is_in(era, source) for era in eras), None)
 
 
+def told_by(stack: str, flags: Mapping[str, Any]) -> str:
+    """The stack that a run's own ``flags`` make of ``stack``."""
+    found = (
+        other for (known, flag, on), other in VARIANTS.items() if stack == known and flags.get(flag) is on
+    )
+    return next(found, stack)
+
+
 def variant(origin: Origin, flags: Mapping[str, Any], source: str, notes: str = "") -> Origin:
     """``origin`` as the run's own flags say, else its source, or its notes where that names no month; the first
     that applies.
     """
-    for (stack, flag, value), other in VARIANTS.items():
-        if origin.stack == stack and flags.get(flag) is value:
-            return origin._replace(stack=other)
+    if (told := told_by(origin.stack, flags)) != origin.stack:
+        return origin._replace(stack=told)
     dated = source if month_of(source) else f"{source} {notes}"
     for release in RELEASES:
         if origin.stack == release.stack and release.program in source and _is_in(release.era, dated):

@@ -183,3 +183,23 @@ def test_tpu_slices_take_the_topology_given() -> None:
 def test_descriptions_that_make_no_cluster(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         cluster_for(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [
+        ("V100", "gpu=v100-sxm2-32g (V100 may be v100-sxm2-16g, too)"),
+        ("NVIDIA A100-40GB", "gpu=a100-sxm-40g (NVIDIA A100-40GB may be a100-pcie-40g, too)"),
+        (
+            "H100",
+            "gpu=h100-sxm-80g (H100 may be h100-nvl-94g or h100-pcie-80g or h100-sxm-64g or h100-sxm-96g-hbm2e, too)",
+        ),
+        ("A100-SXM4-80GB", None),
+        ("V100-16GB", None),
+        ("a10", None),
+        ("L40", None),
+    ],
+)
+def test_a_name_that_leaves_the_board_open_is_said_to(gpu: str, said: str | None) -> None:
+    assumed = [note for note in cluster_for(gpu, 8, 8)[1] if note.startswith("gpu=")]
+    assert assumed == ([] if said is None else [said])

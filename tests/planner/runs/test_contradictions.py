@@ -14,8 +14,12 @@ SAMPLE = Path(__file__).parents[2] / "data" / "runs_sample.jsonl"
 ROW: dict[str, Any] = next(row for row in load_rows(SAMPLE) if row["id"] == "us-0001")
 
 
+def read(**parallel: Any) -> tuple[Plan, tuple[str, ...]]:
+    return plan_from_run({**ROW, "parallel": {**ROW["parallel"], **parallel}})
+
+
 def planned(**parallel: Any) -> Plan:
-    return plan_from_run({**ROW, "parallel": {**ROW["parallel"], **parallel}})[0]
+    return read(**parallel)[0]
 
 
 @pytest.mark.parametrize(("sharding", "stage"), [("NO_SHARD", 3), ("FULL_SHARD", 0), ("SHARD_GRAD_OP", 1)])
@@ -35,3 +39,32 @@ def test_a_sequence_has_no_more_tiles_than_tokens() -> None:
     assert planned(mlp_tiles=tokens).job.mlp_tiles == tokens
     with pytest.raises(ValueError, match=f"mlp_tiles {tokens + 1}: a sequence of {tokens} tokens"):
         planned(mlp_tiles=tokens + 1)
+
+
+@pytest.mark.parametrize(
+    ("stack", "flags", "found"),
+    [
+        ("torch-eager", {"compile": True}, "torch-compiled-loss"),
+        ("torch-fsdp2", {"compile": False}, "torch-eager"),
+        ("torch-fsdp2", {"async_tp": True}, "torch-async-tp"),
+        ("torch-fsdp2", {"compile": True}, "torch-fsdp2"),
+        ("torch-eager", {"compile": False}, "torch-eager"),
+    ],
+)
+def test_flags_beside_a_named_stack_are_applied(stack: str, flags: dict[str, Any], found: str) -> None:
+    plan, assumed = read(stack=stack, **flags)
+    assert plan.job.stack == found
+    said = f"stack={found} (as {stack} is with what the run says of it)"
+    assert (said in assumed) is (found != stack)
+    assert not [note for note in assumed if note.startswith("compile=")]
+
+
+@pytest.mark.parametrize(
+    ("stack", "wanted", "has"), [("hf-fsdp", True, "false"), ("torch-whole", False, "true")]
+)
+def test_compiling_that_a_stack_does_otherwise_is_said_not_to_be_priced(
+    stack: str, wanted: bool, has: str
+) -> None:
+    plan, assumed = read(stack=stack, compile=wanted)
+    assert plan.job.stack == stack
+    assert f"compile={has} (as stack {stack} is, of which no other is known)" in assumed
