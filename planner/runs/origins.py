@@ -94,6 +94,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
         r"(Hugging ?Face|\bHF\b|transformers|accelerate|axolotl|\bTRL\b|LLaMA-?Factory|swift).*\bZeRO-?[1-3]",
         Origin("deepspeed-transformers"),
     ),
+    (r"BERT on SQuAD", Origin("nvidia-bert", "plain")),
     (r"DeepSpeed|NeoX", Origin("deepspeed")),
     (r"FlagPerf", Origin("megatron-serial")),
     (r"Kwai", Origin("megatron-serial")),

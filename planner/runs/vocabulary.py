@@ -290,6 +290,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "litgpt",
             "litgpt-fsdp",
             "llm-shearing",
+            "nvidia-bert",
         ),
         Habits(zero_stage=3),
     ),

@@ -11,12 +11,15 @@ import pytest
 
 from cluster_specs.catalog import load_cluster
 from cost_models.memory import transformer_layer_activation_bytes
+from planner.evaluation import evaluate
 from planner.evaluation.evaluator import Evaluator
 from planner.models.catalog import load_model
 from planner.models.dropout import with_dropout
 from planner.models.model import Model
 from planner.plans import Job, Parallelism
 from planner.runs import plan_from_run
+
+PUBLISHED_RUNS = Path(__file__).parents[2] / "published"
 
 SEQ, HIDDEN, HEADS = 2048, 12288, 96
 """GPT-3 with 175 billion parameters."""
@@ -166,3 +169,17 @@ def test_megatron_drops_of_any_model_what_it_is_told() -> None:
         )
         masks[stack] = with_it - without
     assert masks == {"megatron": 2 * 2048 * 4096, "hf-fsdp": 0}
+
+
+def test_nvidias_bert_keeps_five_bytes_of_a_score() -> None:
+    """Softmax in 16 bits, a mask, what is left: Lambda's batches are as large as its boards take, and they do."""
+    rows = map(json.loads, (PUBLISHED_RUNS / "runs_gpu.jsonl").read_text().splitlines())
+    found = {row["id"]: plan_from_run(row)[0] for row in rows if row["series"] == "Lambda's BERT on SQuAD"}
+    assert {plan.job.stack for plan in found.values()} == {"nvidia-bert"}
+    largest = evaluate(found["lambda-bert/gh200-1"])
+    assert largest.fits
+    plain = found["lambda-bert/gh200-1"].job.model_copy(update={"stack": "torch-eager"})
+    eager = evaluate(found["lambda-bert/gh200-1"].model_copy(update={"job": plain}))
+    scores = 24 * 152 * 16 * 384**2
+    assert eager.memory["activations"] - largest.memory["activations"] == pytest.approx(2 * scores, rel=1e-6)
+    assert not eager.fits
