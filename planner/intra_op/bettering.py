@@ -29,21 +29,18 @@ def bettered(network: Compact, choice: Mapping[int, int], deadline: float) -> Ne
 
     Only what a cheaper choice can contain is looked at, by messages and prices on memory.
     """
-    number = {name: v for v, name in enumerate(network.names)}
-    wanted = {number[name]: strategy for name, strategy in choice.items()}
-    cost = network.cost(_positions(network, wanted))
+    cost = network.cost(_positions(network, choice))
     settle(network)
     fold(network)
     network.propagate()
     relaxation = Relaxation(network, {})
-    known = ascend(network, relaxation, cost - 1, deadline)
-    known = combined(known, NetworkAnswer(dict(choice), cost, known.lower_bound))
-    if known.proven or known.cost < cost:
+    read_off = ascend(network, relaxation, cost - 1, deadline)
+    known = combined(read_off, NetworkAnswer(dict(choice), cost, -np.inf))
+    if known.proven:
         return known
-    part = left(network, relaxation.bound(), cost)
-    found = _search(
-        part.written_out(), Found(_positions(part, wanted), cost), relaxation.known_prices, deadline
-    )
+    part = left(network, relaxation.bound(), known.cost + 1)  # bounds are rounded
+    start = Found(_positions(part, known.choice), known.cost)
+    found = _search(part.written_out(), start, relaxation.known_prices, deadline)
     return combined(NetworkAnswer(part.expand(found.choice), found.cost, -np.inf), known)
 
 
@@ -59,6 +56,7 @@ def _search(network: Network, found: Found, prices: Mapping[int, float], deadlin
     return search.found
 
 
-def _positions(network: Network, wanted: Mapping[int, int]) -> dict[int, int]:
+def _positions(network: Compact, choice: Mapping[int, int]) -> dict[int, int]:
     """Where strategies stand, by their original numbers, of the nodes that are left."""
-    return {v: int(np.searchsorted(network.labels[v], wanted[v])) for v in network.nodes}
+    labels, names = network.labels, network.names
+    return {v: int(np.searchsorted(labels[v], choice[names[v]])) for v in network.nodes}
