@@ -142,6 +142,15 @@ class Operation(Record):
         """What it runs in: it shares neither work nor copies with what runs in another."""
         return self.region, self.branch, self.again
 
+    def image_length(self, halo: Halo) -> int:
+        """Elements along the dim of an image whose neighbours exchange borders.
+
+        What lies behind a view may have that dim as a part of another.
+        """
+        reads = self.members[0].reads if self.members else self.reads
+        dim = next(d for d in reads[halo.operand] if halo.factor in d)
+        return elements(self.sizes[f] for f in dim)
+
     @property
     def takes_rows_for(self) -> str:
         """The loop whose passes each get a row of what it reads; empty for other operators."""

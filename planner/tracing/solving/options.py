@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.tracing.layouts import PARTS, WHOLE, Codes, Layout, Layouts, NamedMesh, as_layouts, divides, grid
-from planner.tracing.program import Dims, Operation, elements
+from planner.tracing.program import Dims, Operation
 from planner.tracing.solving.rings import loops_of, ring_of
 
 SUMMING = frozenset({"product", "lookup", "accumulate"})
@@ -146,9 +146,8 @@ def splits_of(op: Operation, mesh: NamedMesh) -> Layouts:
         fixed = np.array([[op.manual.get(axis, WHOLE) for axis in mesh.axes]])
         split = fixed[divides(fixed, mesh.sizes, factors)]
     for halo in op.halos:
-        dim = next(d for d in op.reads[halo.operand] if halo.factor in d)
         degree = np.where(split == halo.factor, mesh.sizes, 1).prod(axis=1)
-        split = split[halo.elements * degree <= elements(op.sizes[f] for f in dim)]
+        split = split[halo.elements * degree <= op.image_length(halo)]
     if ring is None:
         return split
     return split[divides(ring.along((), split), mesh.sizes, {ring.rows: op.sizes[ring.rows]})]

@@ -280,8 +280,7 @@ class ProgramPricer:
         longer = {h.operand: np.ones(len(options.split)) for h in op.halos}  # than without borders
         for halo in op.halos:
             name, factors = op.inputs[halo.operand], longer[halo.operand]
-            dim = next(i for i, d in enumerate(op.reads[halo.operand]) if halo.factor in d)
-            length, along = self.program.value[name].shape[dim], options.split == halo.factor
+            length, along = op.image_length(halo), options.split == halo.factor
             axes = mask(along)
             others = mask(options.reads[halo.operand] >= 0) & ~axes
             for factor in np.unique(factors[axes > 0]):

@@ -71,6 +71,24 @@ def test_no_part_is_shorter_than_its_borders(window: int, degrees: int) -> None:
     assert max(found) == degrees
 
 
+def test_borders_of_an_image_that_is_a_row_are_those_of_the_image() -> None:
+    """Of 32 rows in at most 16 parts, each of which lacks two."""
+    shapes = (BATCH, ROWS * COLUMNS, CHANNELS), (3, 1, CHANNELS, OUT)
+    program = from_jax(
+        lambda x, w: convolved(x.reshape(BATCH, ROWS, COLUMNS, CHANNELS), w),
+        *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes),
+        parameters=1,
+    )
+    setting = set_up(program, "dgx-h100:4", {"a": 16, "b": 2})
+    (op,) = setting.program.operations
+    (halo,) = op.halos
+    options = setting.problem.options[-1]
+    assert not any(o.split == (halo.factor, halo.factor) for o in options)
+    option = next(o for o in options if o.split == (halo.factor, -1))
+    (exchange,) = setting.pricer.operation(op, option).exchanges
+    assert exchange.full_bytes == 2 * BATCH * COLUMNS * CHANNELS * 4
+
+
 COMPILED = [
     (3, 1, (1, 1), 1),
     (3, 1, (2, 0), 1),
