@@ -314,8 +314,8 @@ class PartialSums(NamedTuple):
 def sums(each: Sequence[PartialSums]) -> list[Codes]:
     """[array, step] of each: collectives that add up parts, as codes of `steps`; of all at once.
 
-    Axes that end in one dim, or of one of the ``kinds`` and everywhere, make one collective, as XLA's partitioner has
-    it; scattered ones come first: they leave less.
+    Axes that end in one dim, or of one of the ``kinds`` and everywhere, make one collective; scattered ones come first:
+    they leave less.
     """
     if not each:
         return []

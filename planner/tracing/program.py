@@ -187,6 +187,9 @@ class Program(Record):
     """Operators without a rule, taken to be computed alike everywhere."""
     rules: Mapping[str, str] = {}
     """Of kernels that nothing can look into: name -> how its loops index its arrays, as the user says."""
+    sums_at_once: bool = False
+    """Whether partial sums along several loops that are wanted everywhere are added up at once, as ``DTensor`` adds up
+    those of one layout; XLA's partitioner adds them up loop after loop."""
     source: str = ""
     """``FILE.py:NAME`` of the function that it was traced from, where the command line traced it."""
     traced_with: Mapping[str, str] = {}

@@ -168,6 +168,7 @@ class _Importer:
             ties=(*ties, *self.ties),
             replicated=tuple(self.replicated),
             rules=dict(self.rules),
+            sums_at_once=True,
         )
 
     def _walk(self, graph: Any, given: Sequence[str]) -> list[str | None]:

@@ -256,16 +256,17 @@ class ProgramPricer:
 
     def _sums(self, op: Operation, options: Options) -> tuple[float, PartialSums] | None:
         """What is added up, and bytes of the whole."""
+        together = self.program.sums_at_once or op.addends
+        kinds = np.full_like(options.split, WHOLE) if together else options.split
         if op.addends:
             if not (parts := options.parts).any():
                 return None
             before, after = total_layouts(op, options)
-            kinds = np.full_like(after, WHOLE)
             return self.full_bytes(op.addends[0]), PartialSums(after, kinds, parts, mask(before >= 0))
         if not (summed := options.summed(op)).any():
             return None
         inner = mask(layouts_of(op.writes[0], options.split) >= 0)
-        return self.full_bytes(op.outputs[0]), PartialSums(options.writes[0], options.split, summed, inner)
+        return self.full_bytes(op.outputs[0]), PartialSums(options.writes[0], kinds, summed, inner)
 
     def _reductions(self, op: Operation, options: Options) -> Iterator[Steps]:
         ring = ring_of(op)

@@ -109,6 +109,16 @@ def test_neighbours_exchange_what_windows_reach_over(tmp_path: Path, name: str, 
     assert sum("backward" in operator for operator in sent) >= 2
 
 
+@pytest.mark.parametrize("name", ["square", "pooled"])
+def test_an_image_lies_in_parts_in_two_dims(tmp_path: Path, name: str) -> None:
+    """Gradients of filters are summed over both at once; parts that are alike send nothing."""
+    sharded = runs_as_planned(tmp_path, name, {"a": 2, "b": 2, "c": 2})
+    filters = [o for o in sharded.operators if o.name.endswith(":1") and len({*o.split.values()}) == 2]
+    summed = [c.operator for c in sharded.collectives if c.collective == "all_reduce"]
+    assert filters
+    assert all(summed.count(o.name) == 1 for o in filters)
+
+
 def test_channels_are_split_where_parts_would_be_shorter_than_their_borders(tmp_path: Path) -> None:
     runs_as_planned(tmp_path, "short_signal", {"data": 2, "model": 4})
 

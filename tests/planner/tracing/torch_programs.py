@@ -115,6 +115,19 @@ class Signal(nn.Module):  # type: ignore[misc]
         return self.second(F.gelu(self.first(signal))).square().mean()
 
 
+class Square(nn.Module):  # type: ignore[misc]
+    """A convolution of an image too small to lie in parts along one dim alone, and what follows it."""
+
+    def __init__(self, after: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 31, 5, padding=2), nn.Conv2d(31, 31, 5, padding=2, bias=False)
+        self.after, self.last = after, nn.Conv2d(31, 3, 3, padding=1)
+
+    def forward(self, x: Any, target: Any) -> Any:
+        x = self.after(self.second(F.relu(self.first(x))))
+        return F.mse_loss(self.last(x), target)
+
+
 class Noisy(nn.Module):  # type: ignore[misc]
     """Attention that drops three of four scores, by numbers that are the same each time."""
 
@@ -218,6 +231,18 @@ def signal() -> tuple[Any, ...]:
     """Without numbers."""
     with torch.device("meta"):
         return Signal(), torch.zeros(1, 4, 256)
+
+
+def square() -> tuple[Any, ...]:
+    """The norm reads the image as one row."""
+    with torch.device("meta"):
+        return Square(nn.GroupNorm(1, 31)), torch.zeros(1, 3, 20, 20), torch.zeros(1, 3, 20, 20)
+
+
+def pooled() -> tuple[Any, ...]:
+    """Before the mean, the gradient is the same all over the image."""
+    with torch.device("meta"):
+        return Square(nn.AdaptiveAvgPool2d(1)), torch.zeros(1, 3, 20, 20), torch.zeros(1, 3, 1, 1)
 
 
 def short_signal() -> tuple[Any, ...]:

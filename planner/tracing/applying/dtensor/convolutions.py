@@ -52,6 +52,8 @@ class Halo(NamedTuple):
     """Elements of neighbours that a part needs."""
     after: int
     """As many below zero are its own that it does not."""
+    alike: bool
+    """Whether the array is the same all along it: neighbours have nothing else, and nothing was priced."""
 
 
 @dataclass
@@ -72,9 +74,7 @@ class Halos:
     def with_neighbours(self, local: Any, places: Sequence[Any]) -> Any:
         """A part with what it needs of its neighbours, and zeros where it has none."""
         for halo, place in zip(self.each, places, strict=True):
-            before, after = self.runner.moves.borders(
-                local, halo.dim, halo.before, max(0, halo.after), halo.axes
-            )
+            before, after = self._borders(local, halo)
             kept = local.narrow(halo.dim, 0, local.shape[halo.dim] + min(0, halo.after))
             first, last = place[0] == 0, place[-1] == halo.size - 1
             found = [torch.where(first, 0, before)] if halo.before else []
@@ -82,6 +82,14 @@ class Halos:
             found += [torch.where(last, 0, after)] if halo.after > 0 else []
             local = torch.cat(found, halo.dim)
         return local
+
+    def _borders(self, local: Any, halo: Halo) -> tuple[Any, Any]:
+        """What the neighbours of a part have next to it."""
+        after = max(0, halo.after)
+        if halo.alike:
+            return local.narrow(halo.dim, 0, halo.before), local.narrow(halo.dim, 0, after)
+        borders: tuple[Any, Any] = self.runner.moves.borders(local, halo.dim, halo.before, after, halo.axes)
+        return borders
 
     def image_of(self, shape: Sequence[int]) -> list[int]:
         """Of an image, of which a device has ``shape``, all that windows of what has its halo read."""
@@ -113,6 +121,7 @@ def _halos(
     if site is None:
         return Halos(runner, padding)
     found, left = list[Halo](), list(padding)
+    exchanged = {h.factor for h in site.operation.halos}
     for i, axes in enumerate(site.lies(site.reads[operand])[2:]):
         if not axes:
             continue
@@ -120,7 +129,8 @@ def _halos(
         before, after = reaching(width, strides[i], padding[i])
         if max(before, after) > size // math.prod(runner.sharded.mesh[a] for a in axes):
             return Halos(runner, padding, alone="no")
-        found.append(Halo(i + 2, axes, size, width, strides[i], padding[i], before, after))
+        alike = site.reads[operand][i + 2][0] not in exchanged
+        found.append(Halo(i + 2, axes, size, width, strides[i], padding[i], before, after, alike))
         left[i] = 0
     return Halos(runner, left, tuple(found))
 
