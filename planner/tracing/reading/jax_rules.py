@@ -129,7 +129,8 @@ def _convolution(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shap
         numbers.out_spec,
         params["window_strides"],
         [before for before, _ in params["padding"]],
-        all(n == 1 for n in (*params["lhs_dilation"], *params["rhs_dilation"])),
+        params["lhs_dilation"],
+        params["rhs_dilation"],
         params["feature_group_count"],
         params["batch_group_count"],
     )

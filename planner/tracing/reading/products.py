@@ -63,12 +63,57 @@ class Convolution(NamedTuple):
     strides: Sequence[int]
     padding: Sequence[int]
     """Before the image, along each of its dims."""
-    plain: bool = True
-    """Neither input nor filter is dilated."""
+    spread: Sequence[int]
+    """From one element of the input to the next, along each dim of the image: zeros lie in between."""
+    apart: Sequence[int]
+    """The same of the filter."""
     groups: int = 1
     batch_groups: int = 1
     flipped: bool = False
-    """The filter's groups are in its input channels, else in its output channels."""
+    """As the gradient of another that has this stride: the filter's groups are in its input channels then, else in its
+    output channels."""
+
+    def along(self, dim: int) -> "Way":
+        """How windows lie along a dim of the image."""
+        found = Way(self.strides[dim], self.padding[dim], self.spread[dim], self.apart[dim])
+        return found._replace(flipped=self.flipped)
+
+
+class Way(NamedTuple):
+    """How windows lie along one dim of an image."""
+
+    stride: int
+    padding: int
+    spread: int
+    apart: int
+    flipped: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Neither input nor filter is dilated."""
+        return self.forward and self.apart == 1
+
+    @property
+    def forward(self) -> bool:
+        """Whether each window meets elements of the image that are next to one another."""
+        return self.spread == 1 and not self.flipped
+
+    @property
+    def backward(self) -> bool:
+        """Whether it is as the gradient of an image by a convolution of a stride, which its spread is."""
+        return self.spread > 1 and self.stride == self.apart == 1 and not self.flipped
+
+    def reaches(self, width: int) -> int:
+        """Elements from the first to the last of a window."""
+        return (width - 1) * self.apart + 1
+
+    def lacks(self, width: int) -> int:
+        """What a part of the image needs of its neighbours."""
+        return lacking(*reach(self.reaches(width), self.stride, self.padding))
+
+    def lacks_back(self, width: int) -> int:
+        """The same of a gradient."""
+        return lacking(*reach_back(width, self.spread, width - 1 - self.padding))
 
 
 def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> Rule:
@@ -92,12 +137,16 @@ def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> R
     writes[how.result[0]] = batch
     writes[how.result[1]] = (*group, *batch_group, *outer)
     implied = dict[int, tuple[int, ...]]()
-    for i, j, k, stride in zip(how.left[2:], how.right[2:], how.result[2:], how.strides, strict=True):
-        along = _along(loops, (left[i], right[j], result[k]), stride, how.plain)
+    halos = list[Halo]()
+    for dim, i, j, k in zip(
+        range(len(how.strides)), how.left[2:], how.right[2:], how.result[2:], strict=True
+    ):
+        along = _along(loops, (left[i], right[j], result[k]), how.along(dim))
         reads_left[i], reads_right[j], writes[k] = along.image, along.window, along.made
         implied |= along.implied
+        halos += [Halo(factor=f, operand=0, elements=along.lacks) for f in along.parts if along.lacks]
     rule = loops.rule("product", (_dims(reads_left), _dims(reads_right)), (_dims(writes),))
-    return rule._replace(halos=halos_of(rule, right, how, reach, 0), implied=implied)
+    return rule._replace(halos=tuple(halos), implied=implied)
 
 
 Reach = Callable[[int, int, int], tuple[int, int]]
@@ -117,19 +166,9 @@ def reach_back(width: int, stride: int, padding: int) -> tuple[int, int]:
     return max(0, (width - 1 - padding) // stride), -(-padding // stride)
 
 
-def halos_of(
-    forward: Rule, window: Shape, how: Convolution, reaching: Reach, operand: int
-) -> tuple[Halo, ...]:
-    """What neighbours exchange of an operand of a convolution, or of a gradient of it, by the loops of the first."""
-    found = []
-    (image, _), (made,) = forward.reads, forward.writes
-    for i, j, k, stride, padding in zip(
-        how.left[2:], how.right[2:], how.result[2:], how.strides, how.padding, strict=True
-    ):
-        elements = sum(max(0, side) for side in reaching(window[j], stride, padding))
-        split = [f for f in made[k] if f in image[i]]
-        found += [Halo(factor=f, operand=operand, elements=elements) for f in split if elements]
-    return tuple(found)
+def lacking(before: int, after: int) -> int:
+    """Elements that a part lacks of its neighbours."""
+    return max(0, before) + max(0, after)
 
 
 class _Along(NamedTuple):
@@ -139,9 +178,12 @@ class _Along(NamedTuple):
     window: tuple[int, ...]
     made: tuple[int, ...]
     implied: Mapping[int, tuple[int, ...]] = {}
+    parts: tuple[int, ...] = ()
+    """The loop over parts of the image and of what is made, and what each part lacks of its neighbours."""
+    lacks: int = 0
 
 
-def _along(loops: Loops, sizes: tuple[int, int, int], stride: int, plain: bool) -> _Along:
+def _along(loops: Loops, sizes: tuple[int, int, int], how: Way) -> _Along:
     """Of the places on an image, in the window and in what is made any two say the third.
 
     The larger image's are left out, zeros between and around the elements of the smaller one are not multiplied; or
@@ -149,15 +191,20 @@ def _along(loops: Loops, sizes: tuple[int, int, int], stride: int, plain: bool) 
     """
     size, width, steps = sizes
     window = loops.new(width, False)
-    if plain and width == stride and size == steps * stride:  # patches
+    if how.plain and width == how.stride and size == steps * how.stride:  # patches
         made = loops.new(steps)
-        return _Along((*made, *window), window, made)
-    if plain and steps > 1 and size == steps * stride and width <= steps:
-        made, between = loops.new(steps), loops.new(stride, False)
-        return _Along((*made, *between), window, made, dict.fromkeys(between, made))
+        return _Along((*made, *window), window, made, parts=made, lacks=how.lacks(width))
+    if how.forward and steps > 1 and size == steps * how.stride and how.reaches(width) <= steps:
+        made, between = loops.new(steps), loops.new(how.stride, False)
+        implied = dict.fromkeys(between, made)
+        return _Along((*made, *between), window, made, implied, made, how.lacks(width))
+    if how.backward and size > 1 and steps == size * how.spread and width <= size:
+        parts, between = loops.new(size), loops.new(how.spread, False)
+        implied = dict.fromkeys(between, parts)
+        return _Along(parts, window, (*parts, *between), implied, parts, how.lacks_back(width))
     image, made = loops.new(size, False), loops.new(steps, False)
     few, many = (image, made) if size <= steps else (made, image)
-    if not plain and width > max(size, steps):
+    if not how.plain and width > max(size, steps):
         return _Along(image, window, made, dict.fromkeys(window, (*few, *many)))
     return _Along(image, window, made, dict.fromkeys(many, few))
 

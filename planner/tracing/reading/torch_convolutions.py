@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from planner.tracing.factors import Rule, Shape, reduction
-from planner.tracing.reading.products import Convolution, convolution, halos_of, reach, reach_back
+from planner.tracing.program import Halo
+from planner.tracing.reading.products import Convolution, convolution, lacking, reach_back
 from planner.tracing.reading.torch_calls import Call
 
 
@@ -21,7 +22,8 @@ def gradients(call: Call) -> list[tuple[Rule, list[int]]]:
     how = _how(call, len(image))
     forward = convolution(image, window, gradient, how)
     (left, right), (result,) = forward.reads, forward.writes
-    back, again = halos_of(forward, window, how, reach_back, 0), halos_of(forward, window, how, reach, 1)
+    again = tuple(halo.model_copy(update={"operand": 1}) for halo in forward.halos)
+    back = _borders(forward, window, how)
     return [
         (forward._replace(reads=(result, right), writes=(left,), halos=back), [0, 2]),
         (forward._replace(reads=(result, left), writes=(right,), halos=again), [0, 1]),
@@ -34,10 +36,25 @@ def along_image(given: Sequence[int], images: int) -> list[int]:
     return list(given) if len(given) == images else list(given) * images
 
 
+def _borders(forward: Rule, window: Shape, how: Convolution) -> tuple[Halo, ...]:
+    """What neighbours exchange of the gradient of what was made."""
+    found, ((image, _), (made,)) = list[Halo](), (forward.reads, forward.writes)
+    for dim in range(len(window) - 2):
+        way = how.along(dim)
+        elements = lacking(*reach_back(way.reaches(window[dim + 2]), way.stride, way.padding))
+        parts = [f for f in made[dim + 2] if f in image[dim + 2]]
+        found += [Halo(factor=f, operand=0, elements=elements) for f in parts if elements]
+    return tuple(found)
+
+
 def _how(call: Call, rank: int) -> Convolution:
     """A transposed one has the input's channels first in its filter."""
-    dilation, flipped, groups = (call.arguments[name] for name in ("dilation", "transposed", "groups"))
-    strides, padding = (along_image(call.arguments[name], rank - 2) for name in ("stride", "padding"))
+    flipped, groups = call.arguments["transposed"], call.arguments["groups"]
+    strides, padding, apart = (
+        along_image(call.arguments[n], rank - 2) for n in ("stride", "padding", "dilation")
+    )
     filters = (1, 0, *range(2, rank)) if flipped else range(rank)
-    plain = not flipped and all(d == 1 for d in dilation)
-    return Convolution(range(rank), filters, range(rank), strides, padding, plain, groups, flipped=flipped)
+    once = [1] * (rank - 2)
+    return Convolution(
+        range(rank), filters, range(rank), strides, padding, once, apart, groups, flipped=flipped
+    )

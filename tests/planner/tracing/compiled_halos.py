@@ -2,6 +2,8 @@
 
 python compiled_halos.py '[[3, 2, [1, 1], 1], ...]'    # window, stride, padding before and after, its width
 
+and, if there are zeros in between, from one row of the image to the next, and of the window.
+
 Columns lie in two parts where windows are wider than one.
 """
 
@@ -16,20 +18,22 @@ from jax.sharding import NamedSharding, PartitionSpec
 SHAPE = 1, 64, 16, 4
 
 
-def convolved(x, w, stride, padding):
+def convolved(x, w, stride, padding, spread=1, apart=1):
     dims, side = ("NHWC", "HWIO", "NHWC"), w.shape[1] // 2
-    pads = (tuple(padding), (side, side))
-    return jax.lax.conv_general_dilated(x, w, (stride, 1), pads, dimension_numbers=dims)
+    pads, zeros = (tuple(padding), (side, side)), {"lhs_dilation": (spread, 1), "rhs_dilation": (apart, 1)}
+    return jax.lax.conv_general_dilated(x, w, (stride, 1), pads, **zeros, dimension_numbers=dims)
 
 
-def sent(window, stride, padding, width):
+def sent(window, stride, padding, width, *zeros):
     columns = 1 if width == 1 else 2
     mesh = jax.make_mesh((jax.device_count() // columns, columns), ("rows", "columns"))
     whole, parts = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (None, "rows", "columns")))
     x = jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=parts)
     w = jax.ShapeDtypeStruct((window, width, SHAPE[-1], 8), jnp.float32, sharding=whole)
     compiled = (
-        jax.jit(lambda x, w: convolved(x, w, stride, padding), out_shardings=parts).lower(x, w).compile()
+        jax.jit(lambda x, w: convolved(x, w, stride, padding, *zeros), out_shardings=parts)
+        .lower(x, w)
+        .compile()
     )
     found = re.findall(r"f32\[([\d,]*)\]\S* (\S+)\(", compiled.as_text())
     kinds = "all-gather", "all-reduce", "all-to-all", "reduce-scatter"

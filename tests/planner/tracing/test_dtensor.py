@@ -100,7 +100,7 @@ def test_norms_of_fp64_are_made_in_fp64(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "model": 4}], ids=["one axis", "two axes"])
-@pytest.mark.parametrize("name", ["large", "signal"])
+@pytest.mark.parametrize("name", ["large", "signal", "dilated"])
 def test_neighbours_exchange_what_windows_reach_over(tmp_path: Path, name: str, mesh: dict[str, int]) -> None:
     """Of an image in parts, forward and backward: strides, groups, patches that begin before it."""
     sharded = runs_as_planned(tmp_path, name, mesh)

@@ -102,8 +102,16 @@ COMPILED = [
     (4, 4, (1, 1), 1),
     (3, 1, (1, 1), 3),
     (5, 2, (2, 2), 5),
+    (3, 1, (2, 1), 1, 2),
+    (3, 1, (1, 2), 3, 2),
+    (4, 1, (2, 2), 1, 2),
+    (7, 1, (3, 4), 1, 2),
+    (4, 1, (3, 3), 1, 4),
+    (3, 1, (2, 2), 3, 1, 2),
+    (3, 1, (4, 4), 1, 1, 4),
 ]
-"""Window, stride, padding before and after, width."""
+"""Window, stride, padding before and after, width; zeros between rows of the image, as its gradient has them, or of the
+window."""
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +130,12 @@ def compiled() -> dict[Any, int]:
 
 @pytest.mark.parametrize("case", COMPILED)
 def test_borders_are_those_that_xla_exchanges(case: Any, compiled: dict[Any, int]) -> None:
-    window, stride, padding, width = case
+    window, stride, padding, width, *zeros = case
     shapes = compiled_halos.SHAPE, (window, width, compiled_halos.SHAPE[-1], 8)
     arrays = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
-    program = from_jax(lambda x, w: compiled_halos.convolved(x, w, stride, padding), *arrays, parameters=1)
+    program = from_jax(
+        lambda x, w: compiled_halos.convolved(x, w, stride, padding, *zeros), *arrays, parameters=1
+    )
     columns = {} if width == 1 else {"columns": 2}
     setting = set_up(program, "dgx-h100:1", {"rows": 8 // (1 + len(columns)), **columns})
     (op,) = setting.program.operations

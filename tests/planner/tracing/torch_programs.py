@@ -115,6 +115,17 @@ class Signal(nn.Module):  # type: ignore[misc]
         return self.second(F.gelu(self.first(signal))).square().mean()
 
 
+class Dilated(nn.Module):  # type: ignore[misc]
+    """Of one sequence, of which windows meet every second or fourth element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv1d(4, 4, 5, s, 2 * d, dilation=d) for s, d in ((1, 2), (2, 4)))
+
+    def forward(self, signal: Any) -> Any:
+        return self.second(F.gelu(self.first(signal))).square().mean()
+
+
 class Square(nn.Module):  # type: ignore[misc]
     """A convolution of an image too small to lie in parts along one dim alone, and what follows it."""
 
@@ -231,6 +242,12 @@ def signal() -> tuple[Any, ...]:
     """Without numbers."""
     with torch.device("meta"):
         return Signal(), torch.zeros(1, 4, 256)
+
+
+def dilated() -> tuple[Any, ...]:
+    """Without numbers."""
+    with torch.device("meta"):
+        return Dilated(), torch.zeros(1, 4, 512)
 
 
 def square() -> tuple[Any, ...]:

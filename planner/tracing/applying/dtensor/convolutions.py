@@ -45,7 +45,7 @@ class Halo(NamedTuple):
     size: int
     """Of all parts together."""
     width: int
-    """Of the window."""
+    """From the first to the last element that a window meets."""
     stride: int
     padding: int
     before: int
@@ -117,7 +117,7 @@ def _halos(
 ) -> Halos:
     """Of an operand of an operator, an ``array``."""
     images, site = array.ndim - 2, runner.site(title)
-    strides, padding = along_image(how.stride, images), along_image(how.padding, images)
+    strides, padding, apart = (along_image(x, images) for x in (how.stride, how.padding, how.dilation))
     if site is None:
         return Halos(runner, padding)
     found, left = list[Halo](), list(padding)
@@ -125,7 +125,7 @@ def _halos(
     for i, axes in enumerate(site.lies(site.reads[operand])[2:]):
         if not axes:
             continue
-        size, width = array.shape[i + 2], window.shape[i + 2]
+        size, width = array.shape[i + 2], (window.shape[i + 2] - 1) * apart[i] + 1
         before, after = reaching(width, strides[i], padding[i])
         if max(before, after) > size // math.prod(runner.sharded.mesh[a] for a in axes):
             return Halos(runner, padding, alone="no")
