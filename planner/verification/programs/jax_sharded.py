@@ -28,7 +28,7 @@ from planner.tracing.reading.jax_functions import traced, without_static
 from planner.tracing.sharded import ShardedProgram
 from planner.verification.programs.functions import load_function, print_answer, smaller_mesh
 from planner.verification.programs.hlo import listed_collectives
-from planner.verification.programs.numbers import output_of
+from planner.verification.programs.numbers import NOISE, output_of
 
 _SCOPES = re.compile(re.escape(SCOPE) + r"([^\]]*)\]")
 
@@ -59,12 +59,11 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
     if taken > task["most_bytes"]:
         return {**found, "mesh": dict(small.mesh), "bytes": taken}
     given = filled(arguments, sharded.program)
-    expected, moved = (
-        alone(*(x if places is None else jax.device_put(x, places))) for x in (given, nudged(given))
-    )
+    near = given, nudged(given), nudged(given, NOISE)
+    expected, *moved = (alone(*(x if places is None else jax.device_put(x, places))) for x in near)
     check_finite(expected, task["function"])
     placed = jax.device_put(given, input_shardings(small, _mesh(small), given))
-    outputs = compared(compiled(*placed), expected, moved)
+    outputs = compared(compiled(*placed), expected, *moved)
     return {**found, "mesh": dict(small.mesh), "bytes": taken, "outputs": outputs}
 
 
@@ -192,22 +191,22 @@ def check_finite(outputs: Any, target: str) -> None:
             )
 
 
-def nudged(arguments: Any) -> Any:
-    """The same, every number by one rounding off, up or down by chance."""
+def nudged(arguments: Any, roundings: int = 1) -> Any:
+    """The same, every number by so many roundings off, up or down by chance."""
     rng = np.random.default_rng(0)
 
     def moved(array: Any) -> Any:
         if not jnp.issubdtype(array.dtype, jnp.floating):
             return array
-        step = float(jnp.finfo(array.dtype).eps) * rng.choice([-1.0, 1.0], array.shape)
+        step = roundings * float(jnp.finfo(array.dtype).eps) * rng.choice([-1.0, 1.0], array.shape)
         return (array * (1 + step)).astype(array.dtype)
 
     return jax.tree.map(moved, jax.tree.map(jnp.asarray, arguments))
 
 
-def compared(found: Any, expected: Any, moved: Any) -> list[dict[str, Any]]:
-    """Each output under layouts beside that of one device, and beside that of inputs ``moved`` by one rounding."""
-    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(moved), strict=True)
+def compared(found: Any, expected: Any, moved: Any, further: Any) -> list[dict[str, Any]]:
+    """Each output under layouts beside that of one device, and those of inputs off by one rounding and by `NOISE`."""
+    leaves = zip(*map(jax.tree.leaves, (found, moved, further)), strict=True)
     paths = jax.tree_util.tree_leaves_with_path(expected)
     return [
         output_of(f"output{jax.tree_util.keystr(path)}", *map(_floats, (one, *others)))

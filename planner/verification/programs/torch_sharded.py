@@ -34,7 +34,7 @@ from planner.tracing.program import Program
 from planner.tracing.reading.from_torch import Reading
 from planner.tracing.sharded import ShardedProgram
 from planner.verification.programs.functions import load_function, print_answer, smaller_mesh
-from planner.verification.programs.numbers import output_of
+from planner.verification.programs.numbers import NOISE, output_of
 from planner.verification.programs.torch_numbers import (
     alone,
     check_finite,
@@ -166,19 +166,18 @@ def _compared(
     own_states = reading.update.states if reading.update else []
     states = [numbers(x, seed, positive=True) for seed, (_, x) in enumerate(own_states)]
     rng, share = torch.Generator().manual_seed(0), rounding(reading.program)
-    runs = (
-        (copy.deepcopy(module), given, states),
-        (nudged_module(module, rng, share), *nudged((given, states), rng, share)),
-    )
+    runs = [(copy.deepcopy(module), given, states)]
+    for off in (share, NOISE * share):
+        runs.append((nudged_module(module, rng, off), *nudged((given, states), rng, off)))
     with noted_casts() as casts:
-        expected, moved = (alone(own, x, y, reading) for own, x, y in runs)
+        expected, *moved = (alone(own, x, y, reading) for own, x, y in runs)
     if casts:  # which PyTorch makes on a GPU only: the same operators stand for it, on one device
         one = sharded.model_copy(update={"mesh": dict.fromkeys(sharded.mesh, 1)})
-        expected, moved = (_results(own, x, y, reading, one) for own, x, y in runs)
+        expected, *moved = (_results(own, x, y, reading, one) for own, x, y in runs)
     check_finite(names, expected)
     with LocalTensorMode(math.prod(sharded.mesh.values())):
         found = _results(module, given, states, reading, sharded, expected)
-    every = zip(names, expected, found, moved, strict=True)
+    every = zip(names, expected, found, *moved, strict=True)
     return [output_of(name, *map(_floats, each)) for name, *each in every if each[0] is not None]
 
 

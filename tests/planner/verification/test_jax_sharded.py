@@ -10,6 +10,7 @@ jax = pytest.importorskip("jax")
 from planner import from_jax  # noqa: E402
 from planner.errors import InputError  # noqa: E402
 from planner.verification.programs.jax_sharded import check_finite, compared, filled, nudged  # noqa: E402
+from planner.verification.programs.numbers import NOISE  # noqa: E402
 from planner.verification.record import Check, Verification  # noqa: E402
 
 pytestmark = pytest.mark.jax
@@ -29,13 +30,27 @@ def test_an_output_may_move_as_by_roundings_of_the_inputs() -> None:
     x = jax.numpy.linspace(0.1, 0.9, 64)
     expected, moved = function(x), function(*nudged((x,)))
     other = {k: v + 0.5 * abs(v - moved[k]).max() for k, v in expected.items()}
-    assert {o["name"]: o["error"] for o in compared(other, expected, moved)} == {
+    assert {o["name"]: o["error"] for o in compared(other, expected, moved, expected)} == {
         f"output['{name}']": 0.0 for name in expected
     }
     wrong = {**expected, "twice": expected["twice"].at[3].add(0.01)}
-    found = {o["name"]: o["error"] for o in compared(wrong, expected, moved)}
+    found = {o["name"]: o["error"] for o in compared(wrong, expected, moved, expected)}
     assert found["output['twice']"] == pytest.approx(0.01 / 1.8, rel=1e-3)
     assert 0 < abs(nudged((x,))[0] - x).max() <= 2.0**-23
+
+
+def test_a_number_may_lie_on_either_side_of_a_bend_that_is_near() -> None:
+    """As the slope of a rectifier jumps: one rounding may not get there, sums in another order do."""
+
+    def function(x: Any) -> Any:
+        return {"slope": jax.numpy.where(x > 1, 1.0, 0.01), "twice": 2 * x}
+
+    x = jax.numpy.full(8, 1 + 4 * 2.0**-23)
+    near = [function(*nudged((x,), off)) for off in (1, NOISE)]
+    expected = function(x)
+    found = {**expected, "slope": expected["slope"].at[3].set(0.01)}
+    assert [o["error"] for o in compared(found, expected, *near)] == [0, 0]
+    assert compared(found, expected, near[0], near[0])[0]["error"] == pytest.approx(0.99)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -43,10 +58,10 @@ def test_what_is_not_finite_is_never_the_same_as_what_is(bad: float) -> None:
     """Neither under layouts nor where inputs are moved by a rounding, which says nothing then."""
     expected = {"a": np.array([1.0, 2.0])}
     wrong, hidden = {"a": np.array([1.0, bad])}, {"a": np.array([5.0, 2.0])}
-    assert compared(wrong, expected, expected)[0]["error"] == np.inf
-    assert compared(expected, wrong, wrong)[0]["error"] == np.inf
-    assert compared(wrong, wrong, wrong)[0]["error"] == 0
-    assert compared(hidden, expected, {"a": np.array([1.0, bad])})[0]["error"] == 2.0
+    assert compared(wrong, expected, expected, expected)[0]["error"] == np.inf
+    assert compared(expected, wrong, wrong, wrong)[0]["error"] == np.inf
+    assert compared(wrong, wrong, wrong, wrong)[0]["error"] == 0
+    assert compared(hidden, expected, {"a": np.array([1.0, bad])}, expected)[0]["error"] == 2.0
 
 
 def test_what_is_not_finite_is_null_in_the_answer() -> None:
