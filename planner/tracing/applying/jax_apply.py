@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from planner.errors import InputError
-from planner.tracing.applying.apart import run_apart, runs_apart
+from planner.tracing.applying.apart import axes_apart, run_apart
 from planner.tracing.applying.control import FOLLOWED
 from planner.tracing.applying.copies import Copies
 from planner.tracing.applying.literals import Known, plain
@@ -281,8 +281,9 @@ class _Runner:
         if site.ring and equation.primitive.name == "dot_general":
             return self._in_ring(equation, operands, site, site.ring)
         loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
-        if runs_apart(equation, loops):
-            return [self.put(x, site.lies(site.writes[0])) for x in run_apart(equation, operands, loops)]
+        if axes := axes_apart(equation, loops):
+            made = run_apart(equation, operands, loops, axes)
+            return [self.put(x, place) for x, place in zip(made, site.left(), strict=True)]
         if several := reduces_several(equation, loops):
             return [self.put(reduced_at_once(equation, operands[0], loops, several), site.left()[0])]
         if site.sharding.parts and not site.operation.addends:

@@ -105,3 +105,22 @@ def volume() -> Case:
         return (x**2).mean()
 
     return jax.value_and_grad(loss), [f(3, 3, 3, 4, 5), f(3, 3, 3, 5, 5)], f(1, 8, 8, 8, 4)
+
+
+def large_image() -> Case:
+    """One image, in parts along the only dim that divides, by two, and along the channels that are made."""
+
+    def made(w: Any, x: Any) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jax.nn.relu(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims))
+
+    return made, f(5, 5, 3, 64), f(1, 142, 113, 3)
+
+
+def spread_image() -> Case:
+    """As a decoder's last layer: zeros between what it reads, as in the gradient of a convolution with a stride."""
+
+    def made(w: Any, x: Any) -> Any:
+        return jnp.tanh(jax.lax.conv_transpose(x, w, (2, 2), "SAME"))
+
+    return made, f(4, 4, 31, 31), f(1, 64, 64, 31)

@@ -36,11 +36,12 @@ AGAIN = [
     "curvature_now_and_then", "chosen_classes", "added_again", "named_again", "whole_in_a_branch", "printed",
 ]  # fmt: skip
 SIGNALS = ["mixed_by_fourier", "speech", "columns", "rotations", "framed", "filter_of_positions", "volume"]
+IMAGES = ["large_image", "spread_image"]
 CASES = [
     *((plain_programs, name) for name in NAMES),
     *((mixed_programs, name) for name in MIXED),
     *((branching_programs, name) for name in AGAIN),
-    *((signal_programs, name) for name in SIGNALS),
+    *((signal_programs, name) for name in (*SIGNALS, *IMAGES)),
 ]
 
 
