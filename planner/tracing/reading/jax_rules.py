@@ -134,7 +134,12 @@ def _convolution(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shap
         params["feature_group_count"],
         params["batch_group_count"],
     )
-    return convolution(inputs[0], inputs[1], outputs[0], how)
+    rule = convolution(inputs[0], inputs[1], outputs[0], how)
+    if not 1 < how.groups < inputs[0][how.left[1]]:
+        return rule
+    # XLA gathers the image where groups have several channels, but borders where each has one.
+    image = {f for dim in how.result[2:] for f in rule.writes[0][dim]}
+    return rule._replace(halos=(), whole=tuple(sorted({*rule.whole, *image})))
 
 
 def _gather(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:

@@ -89,6 +89,23 @@ def test_borders_of_an_image_that_is_a_row_are_those_of_the_image() -> None:
     assert exchange.full_bytes == 2 * BATCH * COLUMNS * CHANNELS * 4
 
 
+@pytest.mark.parametrize(("groups", "parts"), [(1, True), (2, False), (CHANNELS, True)])
+def test_images_of_groups_of_several_channels_lie_whole(groups: int, parts: bool) -> None:
+    """XLA gathers them, whoever asks for parts."""
+    shapes = (BATCH, ROWS, COLUMNS, CHANNELS), (3, 3, CHANNELS // groups, OUT)
+    program = from_jax(
+        lambda x, w: jax.lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+        ),
+        *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes),
+        parameters=1,
+    )
+    setting = set_up(program, "dgx-h100:1", {"image": DEVICES})
+    (op,) = setting.program.operations
+    rows = op.writes[0][1][0]
+    assert any(o.split == (rows,) for o in setting.problem.options[-1]) == parts
+
+
 COMPILED = [
     (3, 1, (1, 1), 1),
     (3, 1, (2, 0), 1),
