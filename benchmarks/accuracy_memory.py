@@ -53,4 +53,4 @@ def series_table(report: ValidationReport) -> str:
         for kind, what in KINDS.items()
         if (found := quantities[kind]).n
     ]
-    return table(("twelfth round", *HEADER), lines)
+    return table(("twelfth and thirteenth round", *HEADER), lines)

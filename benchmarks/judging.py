@@ -86,7 +86,7 @@ RUNS = {
     "runs_gpu": "published GPU runs",
     "runs_tpu": "published TPU runs",
     "runs_mixtures": "published mixtures, transcribed fourth to tenth",
-    "runs_memory": "published GPU runs, transcribed twelfth, most for their memory",
+    "runs_memory": "published GPU runs, transcribed twelfth and thirteenth, most for their memory",
     "sweep_h100": "systematic sweep on H100 (every third point)",
     "grid_a100": "single-node grid on A100 (every fourth point)",
 }

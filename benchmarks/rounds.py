@@ -159,6 +159,13 @@ TWELFTH = (
 )
 """Series that were transcribed twelfth, by name, for peaks and verdicts of memory; of litgpt some were in before."""
 
+THIRTEENTH = (
+    "MLPerf Llama2-70B LoRA with peaks",
+    "MLPerf Llama3.1-405B with peaks",
+    "MLPerf Llama3.1-8B on H100 with peaks",
+)
+"""Series that were transcribed thirteenth, by name: runs whose logs print the time of a step and a peak of memory."""
+
 FOURTH_DENSE = frozenset({"AXLearn", "KempnerForge", "nanotron, July 2024", "prime-rl", "shard_map in JAX"})
 """Series of the dense runs that were transcribed fourth."""
 
@@ -211,5 +218,6 @@ ROUNDS: Mapping[str, frozenset[str]] = {
     "transcribed tenth": frozenset(TENTH),
     "transcribed eleventh": frozenset(ELEVENTH),
     "transcribed twelfth": frozenset(TWELFTH),
+    "transcribed thirteenth": frozenset(THIRTEENTH),
 }
 """Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
