@@ -317,6 +317,8 @@ class Estimate(Record):
     """By the framework's allocator."""
     tensor_bytes: float
     """Live tensors at the peak."""
+    first_tensor_bytes: float | None = None
+    """The same of the first pipeline rank, whose peak is what a log of rank 0 prints."""
     memory_limit_bytes: float
     host_bytes: float = 0.0
     """What one node's devices keep on their host: what is offloaded."""

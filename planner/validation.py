@@ -35,6 +35,7 @@ class Prediction(Record):
     memory_gib_per_gpu: float
     """Of the kind that is printed: what the driver reports, or what the allocator has reserved."""
     tensor_gib_per_gpu: float
+    """Of the pipeline rank that is printed."""
     fits: bool
 
 
@@ -196,7 +197,7 @@ def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: t
         tokens_per_s_per_gpu=estimate.tokens_per_s_per_device * per_gpu,
         mfu=estimate.mfu,
         memory_gib_per_gpu=answer_of(kind, estimate) * per_gpu / GIB,
-        tensor_gib_per_gpu=estimate.tensor_bytes * per_gpu / GIB,
+        tensor_gib_per_gpu=_printed_tensors(run, estimate) * per_gpu / GIB,
         fits=estimate.fits,
     )
     measured = run.measured or MeasuredSection()
@@ -218,6 +219,13 @@ def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: t
     job, devices = plan.job, plan.cluster.num_devices
     group = f"{plan.model.name} seq {job.seq_len} batch {job.global_batch} on {devices}"
     return Scored(row, _properties(run, plan), group, rate)
+
+
+def _printed_tensors(run: RunFile, estimate: Estimate) -> float:
+    """Live tensors at the peak of the rank that the source prints [bytes]; of the fullest where nobody says which."""
+    first = run.measured is not None and run.measured.tensor_rank == "first"
+    known = estimate.first_tensor_bytes if first else None
+    return estimate.tensor_bytes if known is None else known
 
 
 def _properties(run: RunFile, plan: Plan) -> dict[str, str]:

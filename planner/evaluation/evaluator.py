@@ -47,12 +47,12 @@ Shardings = Mapping[str, Assignment]
 
 
 class Judgement(NamedTuple):
-    """What an estimate is made of."""
+    """What an estimate is made of: memory by rank, of those that run equal stages the fullest."""
 
     step: StepTime
     rank: int
     """The one that is nearest to its limit."""
-    memory: DeviceMemory
+    memory: Mapping[int, DeviceMemory]
     memory_limit: float
     host: HostMemory
     peak: float
@@ -308,7 +308,7 @@ class Evaluator:
         check_degrees(self.whole, self.setting, plan)
         check_offload(self.setting, plan)
         judged = self._judge_sites(plan) if self.differs(plan) else self._judge(plan, shardings, cuts)
-        step, memory = judged.step, judged.memory
+        step, memory = judged.step, judged.memory[judged.rank]
         batch = self.job.global_batch
         tokens = batch * self.graph.dims[self.graph.token_dim]
         useful, repeated = model_flops(self.graph, batch), self._repeated_flops(plan)
@@ -327,6 +327,7 @@ class Evaluator:
             memory_bytes=memory.total,
             reserved_bytes=memory.reserved,
             tensor_bytes=memory.tensors,
+            first_tensor_bytes=judged.memory.get(0, memory).tensors,
             memory_limit_bytes=judged.memory_limit,
             host_bytes=judged.host.used,
             host_limit_bytes=judged.host.limit,
@@ -344,8 +345,8 @@ class Evaluator:
     ) -> Judgement:
         stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
         step = step_time(self.setting, plan, mesh, stages, self.around)
-        by_rank = memory_by_rank(self.setting, plan, mesh, stages)
-        fullest, memory = max(by_rank, key=lambda entry: (entry[1].total, -entry[0]))
+        memory = dict(memory_by_rank(self.setting, plan, mesh, stages))
+        fullest = max(memory, key=lambda rank: (memory[rank].total, -rank))
         host, peak = host_memory(self.setting, plan, mesh, in_flight(plan, stages)), self.peak
         return Judgement(step, fullest, memory, self.cluster.device.memory, host, peak * plan.num_devices)
 
@@ -370,15 +371,15 @@ class Evaluator:
         places = self.sites(plan)
         step = sites.step_time(self.whole, plan, places)
         limits = [places[ss[0]].setting.cluster.device.memory for ss in ranks_of(plan)]
-        memory = sites.memory_by_rank(plan, places)
-        fullest = max(range(plan.pipeline), key=lambda r: (memory[r].total / limits[r], -r))
+        memory = dict(enumerate(sites.memory_by_rank(plan, places)))
+        fullest = max(memory, key=lambda r: (memory[r].total / limits[r], -r))
         ranks = {
             place.devices: product_peak(place.setting.cluster.device, self.job.precision)
             * (place.devices[1] - place.devices[0])
             for place in places
         }
         host = sites.host_memory(plan, places)
-        return Judgement(step, fullest, memory[fullest], limits[fullest], host, sum(ranks.values()))
+        return Judgement(step, fullest, memory, limits[fullest], host, sum(ranks.values()))
 
     def _repeated_flops(self, plan: Parallelism) -> float:
         """What recomputation adds in a step, by the policy of each stage."""

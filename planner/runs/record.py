@@ -262,6 +262,8 @@ class MeasuredSection(Section):
     memory_kind: Literal["used", "reserved"] | None = None
     """Whether that is what the driver reports, or what the allocator has reserved; None: as the source prints."""
     tensor_gib_per_gpu: Figure = None
+    tensor_rank: Literal["first", "fullest"] = "fullest"
+    """Pipeline rank whose live tensors were printed: a log of rank 0 counts those of the first."""
     ok: bool | None = None
     """False: crashed, usually out of memory."""
 

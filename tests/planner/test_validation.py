@@ -68,6 +68,17 @@ def test_printed_memory_is_compared_with_the_answer_of_its_kind(case: str, estim
     assert ("memory=reserved (as its source prints)" in result.assumed) is (answer == 50)
 
 
+@pytest.mark.parametrize(("rank", "answer"), [("first", 40), ("fullest", 55), (None, 55)])
+def test_a_peak_of_rank_0_is_compared_with_the_first_rank(
+    rank: str | None, answer: float, estimate: Estimate
+) -> None:
+    told = estimate.model_copy(update={"tensor_bytes": 55 * GIB, "first_tensor_bytes": 40 * GIB})
+    said = {} if rank is None else {"tensor_rank": rank}
+    (result,) = validate([row(10.0, tensor_gib_per_gpu=50.0, **said)], lambda plan: told).rows
+    assert result.tensor_memory_error == pytest.approx(answer / 50 - 1)
+    assert not any("tensor_rank" in text for text in result.assumed)
+
+
 def test_what_was_not_measured_is_not_scored(evaluator: Any) -> None:
     (result,) = validate([row(10.0)], evaluator).rows
     assert (result.memory_error, result.tensor_memory_error, result.skipped) == (None, None, None)

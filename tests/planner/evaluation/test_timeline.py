@@ -48,6 +48,9 @@ def test_times_and_memory_are_those_of_the_estimate(evaluator: Evaluator, plan: 
     peaks = [max(held for _, held in steps) for steps in memory]
     assert max(peaks) == pytest.approx(estimate.memory_bytes)
     assert step.memory_limit_bytes == estimate.memory_limit_bytes
+    by_rank = [memory.tensors for memory in step.memory]
+    assert max(by_rank) == pytest.approx(estimate.tensor_bytes)
+    assert by_rank[0] == pytest.approx(estimate.first_tensor_bytes)
     assert dict(step.after)["optimizer"] == estimate.time["optimizer"]
     for steps in memory:
         assert steps[-1][0] == step.step_seconds
