@@ -115,7 +115,8 @@ What followed from each:
 * **Thirteenth** (MLPerf's logs of v5.0 and v5.1 that print a peak beside the time: Llama 3.1 405B on H200 and GB200,
   adapters on Llama 2 70B on B200 and GB200, Llama 3.1 8B on H100): links of GB200 had first been given by trays, which
   was read as by racks (+40 to +254 %; the figures above are without). Peaks are those of rank 0, which had been held
-  against the fullest: 405B on Hopper from +4.9 to -0.5 %. Nothing was fitted, but errors were known.
+  against the fullest: 405B on Hopper from +4.9 to -0.5 %. Blackwell keeps one layout of weights in fp8 (405B there
+  +10 to -2 %). Nothing was fitted, but errors were known.
 
 Two things were fitted again when rows had been misread. The 20 runs of maxtext-synthetic with tensor ranks have one
 micro-batch each: `overlap_tensor` of jax-xla went from 0.9 to 0.6. Checkpoints that do not stop early are priced as

@@ -60,8 +60,7 @@ class Job(Given):
     attention: Annotated[Literal["flash", "flash-1", "flash-2", "native", "plain"], SMALL] = "flash"
     """``flash``: the fused kernel that the stack runs by itself; ``flash-1``: the first FlashAttention, of before July
     2023; ``flash-2``: the second, whatever the stack has on later devices; ``native``: that of the device's own
-    generation (FlashAttention-3 on Hopper, FlashAttention-4 or cuDNN on Blackwell); ``plain``: products and a
-    softmax."""
+    generation (FlashAttention-3 on Hopper, -4 or cuDNN on Blackwell); ``plain``: products and a softmax."""
     fused_loss: bool = False
     """The loss is computed in chunks, so that full logits never exist."""
     mlp_tiles: int = Field(default=1, gt=0)
@@ -69,16 +68,17 @@ class Job(Given):
     those of one part (huggingface/trl pull request 6845, "tile the MLP over the sequence"). All parts keep what their
     backward reads: what computes each again in its backward (DeepSpeed's ``TiledMLP``) is not this."""
     fused_optimizer: bool | None = None
-    """The update is one kernel for all weights of a group, or a kernel for each of its operations (PyTorch's
-    ``foreach``); None is the software stack's habit."""
+    """The update is one kernel for all weights of a group, or one for each operation (``foreach``); None: by stack."""
     narrow_gathers: bool | None = None
-    """In fp8 and fp4 jobs, tensor ranks gather in 8 bits, or in 16 (scales by row); None is the software stack's
-    habit."""
+    """In fp8 and fp4 jobs, tensor ranks gather in 8 bits, or in 16 (scales by row); None is the stack's habit."""
     narrow_weight_gathers: bool = False
     """In fp8 jobs, ranks that share weights cast those of products before they gather them, in 8 bits (torchao's
     ``enable_fsdp_float8_all_gather``). Memory counts gathered weights in 16 bits all the same."""
     narrow_gate_inputs: bool = False
     """What gated activations read is kept in 8 bits (Megatron Core's ``activation_func_fp8_input_store``)."""
+    tensor_scales: bool = False
+    """In fp8 jobs, a scale holds for a whole tensor (delayed or current scaling): a device that multiplies either
+    layout then needs one of each weight. Where nobody says so, there are both, as with scales by blocks."""
     cuda_graphs: bool = False
     """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
     graph_parts: tuple[GraphPart, ...] = ()
@@ -103,8 +103,7 @@ class Job(Given):
     Which experts share a rank decides it, so it is measured, not derived (Wang et al., arXiv:2408.15664, section 2).
     """
     expert_capacity: float | None = Field(default=None, gt=0)
-    """Tokens that every expert computes over the mean, padding where it has fewer; those beyond are dropped. None: all
-    are computed, and no others."""
+    """Tokens that an expert computes over the mean: fewer are padded, those beyond dropped. None: all, no others."""
     adapter: Adapter | None = None
     """Trained in place of the model's own weights; None trains these."""
     stack: str = "torch-fsdp2"

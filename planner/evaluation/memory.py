@@ -36,7 +36,7 @@ from planner.evaluation.states import (
     summed_bytes,
     weight_bytes,
 )
-from planner.evaluation.weights import WeightGroup, cast_bytes
+from planner.evaluation.weights import WeightGroup, cast_bytes, narrower_bytes
 from planner.operators import UNWRAPPED_POLICIES
 from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import peak_bytes, programs, steady
@@ -79,6 +79,7 @@ def model_states(
     shard = sharded_elements(groups, mesh, plan.state_shards)
     states = states_of(whole, max(1.0, whole / shard) if shard else 1.0, job, plan, software)
     states["optimizer"] *= 1 - sum(g.unstepped for g in groups) / max(1.0, whole)
+    states["weights"] -= min(states["weights"], narrower_bytes(groups, job, software, mesh))
     return states
 
 
@@ -252,7 +253,7 @@ def device_memory(
     further = {
         "made_gradients": made_beside_sums(rank),
         "frozen_weights": frozen_weights(untrained, mesh, plan, software),
-        "kept_casts": cast_bytes([*groups, *untrained], job, software) if lie_whole(plan, software) else 0.0,
+        "kept_casts": lie_whole(plan, software) * cast_bytes([*groups, *untrained], job, software, mesh),
         "receive_buffers": receive_buffers(rank),
     }
     states |= {name: size for name, size in further.items() if size}

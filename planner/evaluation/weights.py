@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from operator import add
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from planner.operators import operator_rule
 from planner.plans import NARROW, Job
 from planner.sharding.depths import copied_parts
 from planner.sharding.frozen import frozen_bytes, multiplied_as_stored
+from planner.sharding.mesh import Mesh
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import Strategy, input_spec
 from planner.sharding.widths import DTYPE_BYTES
@@ -135,15 +137,41 @@ def _is_cast_first(job: Job, weight: Tensor) -> bool:
     return job.narrow_weight_gathers and job.precision == "fp8" and "experts" not in weight.dims
 
 
-def cast_bytes(groups: Iterable[WeightGroup | FrozenGroup], job: Job, software: SoftwareSpec) -> float:
+def cast_bytes(
+    groups: Iterable[WeightGroup | FrozenGroup], job: Job, software: SoftwareSpec, mesh: Mesh
+) -> float:
     """Casts of weights that stay throughout the run, in each layout that products of either direction read [bytes].
 
     Beyond the weights in 16 bits of which they are in place, where a stack has no others of what it trains.
     """
-    each = (software.cast_layouts or 0) * element_bytes(job.precision)
+    each = _layouts(job, software, mesh.cluster.device.name) * element_bytes(job.precision)
     alone = job.precision in (software.casts_alone or ())
     trained = max(0.0, each - DTYPE_BYTES[job.weight_dtype]) if alone else each
     return sum(g.multiplied * (trained if isinstance(g, WeightGroup) else each) for g in groups)
+
+
+def narrower_bytes(groups: Iterable[WeightGroup], job: Job, software: SoftwareSpec, mesh: Mesh) -> float:
+    """What weights of products take less than in 16 bits, where casts are all there is of them [bytes]."""
+    return narrower(job, software, mesh.cluster.device.name) * sum(group.multiplied for group in groups)
+
+
+def narrower(job: Job, software: SoftwareSpec, device: str | None) -> float:
+    """The same of an element; at most so much on whatever device, where that is None."""
+    each = _layouts(job, software, device) * element_bytes(job.precision)
+    alone = job.precision in (software.casts_alone or ())
+    return max(0.0, DTYPE_BYTES[job.weight_dtype] - each) if alone and each else 0.0
+
+
+def _layouts(job: Job, software: SoftwareSpec, device: str | None) -> int:
+    """Layouts of casts: one where the device multiplies either, and a scale holds for all of a tensor.
+
+    Source: NVIDIA/TransformerEngine@d0067d0 ``transformer_engine/pytorch/csrc/quantizer.cpp`` (``with_transpose`` of
+    quantizers by tensor, of delayed and of current scales; that by blocks of MXFP8 makes both).
+    """
+    usual = software.cast_layouts or 0
+    by_tensor = job.tensor_scales and job.precision == "fp8"
+    either = by_tensor and any(device is None or fnmatchcase(device, p) for p in software.reads_either or ())
+    return min(usual, 1) if either else usual
 
 
 def _multiplied(pricer: Pricer, block: Block, op: Op) -> frozenset[str]:

@@ -66,6 +66,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.job.narrow_gate_inputs,
             "what gated activations read, kept for their backward in 8 bits",
         ),
+        "tensor_scales": (
+            lambda plan: plan.job.tensor_scales,
+            "in fp8 a scale for each tensor, and one layout of weights where the device multiplies either",
+        ),
         "cuda_graphs": (lambda plan: plan.job.cuda_graphs, "whole steps replayed from CUDA graphs"),
         "graph_parts": (lambda plan: bool(plan.job.graph_parts), "parts of layers replayed from CUDA graphs"),
         "context_exchange": (_exchanges_keys, "keys and values exchanged in the way that the job names"),

@@ -52,6 +52,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "narrow_gathers": _narrow_gathers(run),
             "narrow_weight_gathers": parallel.narrow_weight_gathers,
             "narrow_gate_inputs": parallel.narrow_gate_inputs,
+            "tensor_scales": _tensor_scales(parallel.precision),
             **read_graphs(parallel.cuda_graph or "none")._asdict(),
             "token_exchange": experts.token_exchange(run, origin),
             "expert_routing": experts.expert_routing(run),
@@ -102,6 +103,11 @@ def _narrow_gathers(run: RunFile) -> bool | None:
     """In 16 bits where every row has a scale (pytorch/torchtitan@820504e: ``Float8ColwiseParallel`` is tensorwise)."""
     recipe = str((run.parallel.model_extra or {}).get("fp8_recipe"))
     return False if "rowwise" in recipe else None
+
+
+def _tensor_scales(precision: str | None) -> bool:
+    """Whether a recipe of fp8 is delayed or current scaling, in words of sources: both have a scale for a tensor."""
+    return re.fullmatch("fp8-(ds|cs|tensorwise)", precision or "", re.IGNORECASE) is not None
 
 
 def _fused_loss(published: bool | None, habits: vocabulary.Habits, assume: Assumptions) -> bool:

@@ -18,6 +18,7 @@ from planner.evaluation.host import states_on_host
 from planner.evaluation.memory import held_in_backward, states_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.step import through_all
+from planner.evaluation.weights import narrower
 from planner.graph import Block, tied_share
 from planner.pipeline.generators import stage_to_rank
 from planner.plans import Job, Parallelism
@@ -207,6 +208,7 @@ class PerWeight(NamedTuple):
 def held_per_weight(plan: Parallelism, job: Job, software: SoftwareSpec) -> PerWeight:
     """As it says."""
     states = states_of(1.0, plan.state_shards, job, plan, software)
+    states["weights"] -= min(states["weights"], narrower(job, software, None))
     return PerWeight(*(held_in_backward(states, 1.0, job, plan, software, late) for late in (0.0, 1.0)))
 
 
