@@ -4,7 +4,8 @@ What is replayed from a captured graph, one for each layer, is issued as one ope
 issues many operators beside those that compute much (`cluster_specs.habits.RoutingOperators`), and where a library has
 a kernel for each expert, launches for each one that a rank holds. The steps of an adapter are issued as one operator:
 they are five kernels, and an operator of an eager layer stands for four (two norms of eight, rotation of twelve, seven
-products, and nine more, in eleven operators). A product of Transformer Engine goes through much Python, which until
+products, and nine more, in eleven operators). Dropout is a kernel forward and one backward, or where a compiler fuses
+kernels none of its own. A product of Transformer Engine goes through much Python, which until
 1.11 took longer than later (`cluster_specs.habits.IssuedProducts`).
 
 Sources: NVIDIA/Megatron-LM@d98e8a64 ``megatron/core/transformer/transformer_layer.py`` (``_te_cuda_graph_replay``: what
@@ -19,10 +20,14 @@ from typing import NamedTuple
 
 from planner.graph import Block, Op
 from planner.models.adapters import is_later_step
+from planner.models.dropout import is_dropout
 from planner.operators import ROUTING_KINDS, operator_rule
 from planner.plans import NARROW
 from planner.sharding.pricing import Pricer
 from planner.sharding.routing import has_experts
+
+KERNELS = 4
+"""That an operator of an eager layer stands for."""
 
 NARROW_LAUNCHES = 4
 """Launches for each expert's product in 8 bits or fewer: the product, a cast of what it reads, and both scales sorted.
@@ -88,12 +93,16 @@ class Issuing(NamedTuple):
             return self._routing(op)
         if op.kind == "view" or op.name in self.captured or is_later_step(op):
             return 0.0
+        if is_dropout(op):
+            fused = self.pricer.software.fused_elementwise
+            return 0.0 if fused else self.pricer.software.host_operator / KERNELS
         return self._alone(op) + self._launches(op)
 
     def gradient(self, op: Op) -> float:
         """The same of its gradients [s]: routing has no weights, frozen ones have no gradient; else there are two."""
         frozen = bool(op.weights) and all(self.block.tensor[w].role == "frozen" for w in op.weights)
-        return (1 if frozen or op.kind in ROUTING_KINDS else 2) * self.operator(op)
+        once = frozen or op.kind in ROUTING_KINDS or is_dropout(op)
+        return (1 if once else 2) * self.operator(op)
 
     def before_exchange(self) -> float:
         """Of a dispatch, what is issued until the counts of tokens are known to the device [s]."""

@@ -10,11 +10,20 @@ from planner.models.measured import FAMILY
 from planner.models.model import Model
 from planner.models.reading import ConfigReader
 
-PASSES: Mapping[str, Attribute] = MappingProxyType({"eager_passes": 5 / 4, "eager_backward_passes": 5 / 6})
+PASSES: Mapping[str, Attribute] = MappingProxyType(
+    {
+        "eager_passes": 5 / 4,
+        "eager_backward_passes": 5 / 6,
+        "fused_passes": 1 / 4,
+        "fused_backward_passes": 1 / 6,
+    }
+)
 """Bytes of PyTorch's kernels over those of one pass: forward ``native_dropout`` 2 read, 2 and a mask of 1 written;
-backward 2 and the mask read, 2 written, where passes of a gradient read two arrays.
+backward 2 and the mask read, 2 written, where passes of a gradient read two arrays. Where a compiler makes it a part of
+the kernels beside it, the mask is all that it adds.
 
-Source: pytorch/pytorch ``aten/src/ATen/native/cuda/Dropout.cu``.
+Source: pytorch/pytorch ``aten/src/ATen/native/cuda/Dropout.cu``, ``torch/_decomp/decompositions.py``
+(``native_dropout``: what compilers see is a comparison of random numbers and a product).
 """
 
 
@@ -186,6 +195,11 @@ def as_trained(graph: Graph, model: Model, how: Dropout) -> Graph:
         for block in graph.blocks
     )
     return graph.model_copy(update={"blocks": tuple(map(_in_sums, blocks) if shares.sums else blocks)})
+
+
+def is_dropout(op: Op) -> bool:
+    """Whether an operator drops a share of what it reads, and does nothing else."""
+    return PASSES.items() <= op.attributes.items()
 
 
 def _in_sums(block: Block) -> Block:

@@ -34,6 +34,8 @@ def passes(software: SoftwareSpec, op: Op) -> tuple[float, float]:
     if "eager_passes" in op.attributes and (ALONE in op.attributes or not software.fused_elementwise):
         forward = float(op.attributes["eager_passes"])
         return forward, float(op.attributes.get("eager_backward_passes", forward))
+    if "fused_passes" in op.attributes and software.fused_elementwise:
+        return float(op.attributes["fused_passes"]), float(op.attributes["fused_backward_passes"])
     if "function" in op.attributes and not software.fused_elementwise:
         kernels = software.activation_kernels.get(str(op.attributes["function"]))
         if kernels is not None:

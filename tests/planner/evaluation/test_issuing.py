@@ -164,3 +164,18 @@ def test_hooks_are_run_forward_again_and_backward() -> None:
     each = load_software("deepspeed").host_hook
     assert each is not None
     assert sharded - whole == pytest.approx(32 * 3 * 6 * each, rel=0.05)
+
+
+@pytest.mark.parametrize(("stack", "share"), [("torch-eager", 1 / 4), ("torch-fsdp2", 0.0)])
+def test_dropout_is_one_kernel_each_way_and_none_where_they_are_fused(stack: str, share: float) -> None:
+    """Of GPT-2: what each half of a layer adds. Attention drops in its own kernel."""
+    model, job = load_model("gpt2"), Job(global_batch=8, seq_len=1024, stack=stack)
+    evaluator = Evaluator(model, load_cluster("dgx-h100:1"), job)
+    plan = Parallelism(data=8, num_microbatches=1)
+    block = next(b for b in evaluator.graph.blocks if any(op.kind == "attention" for op in b.ops))
+    issuing = Issuing.of(evaluator.pricer(plan), block, 0.0)
+    dropout = [op for op in block.ops if op.name.endswith("_dropout")]
+    each = share * load_software(stack).host_operator
+    assert len(dropout) == 2
+    assert [issuing.operator(op) for op in dropout] == [each] * 2
+    assert [issuing.gradient(op) for op in dropout] == [each] * 2

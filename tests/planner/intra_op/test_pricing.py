@@ -20,6 +20,7 @@ from planner.intra_op.ilp import solve
 from planner.intra_op.pricing import Ends, PricedBlock, Situation, StateCost, price_block
 from planner.intra_op.problem import Choice
 from planner.models.catalog import list_models, load_model, sequence_length
+from planner.models.dropout import with_dropout
 from planner.operators import RECOMPUTE_POLICIES
 from planner.plans import Job, Parallelism
 from planner.sharding.layouts import named_layout
@@ -35,7 +36,7 @@ ADAMW = StateCost(
 def evaluator_of(
     name: str, cluster: str = "dgx-h100:1", seq_len: int = 4096, stack: str = "torch-fsdp2"
 ) -> Evaluator:
-    model = load_model(name)
+    model = with_dropout(load_model(name), 0.0)
     job = Job(global_batch=64, seq_len=sequence_length(model) or seq_len, stack=stack)
     return Evaluator(model, load_cluster(cluster), job)
 

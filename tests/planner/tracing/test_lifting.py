@@ -10,6 +10,7 @@ import pytest
 from planner import Program, build_graph, load_model, plan
 from planner.errors import InputError, Unsupported
 from planner.graph import Graph, Run, count_parameters
+from planner.models.dropout import with_dropout
 from planner.operators import forward_flops
 from planner.tracing.lifting.model import graph_of, model_of
 from planner.tracing.program import Operation, Value
@@ -194,7 +195,7 @@ def test_an_encoder_and_a_decoder_are_two_stacks(scanned: bool) -> None:
 @pytest.mark.parametrize("degrees", [*DEGREES[:2], {"data": 2, "tensor": 2, "pipeline": 2}], ids=str)
 def test_plans_of_two_stacks_cost_what_those_of_the_configuration_do(degrees: dict[str, int]) -> None:
     job = {"global_batch": 64, "seq_len": 512, "micro_batch": 2, "recompute": "none", "zero_stage": 1}
-    models = model_of(traced("t5", batch=4, **T5_SMALL)), load_model("t5-small")
+    models = model_of(traced("t5", batch=4, **T5_SMALL)), with_dropout(load_model("t5-small"), 0.0)
     ours, theirs = (plan(m, "dgx-h100:1", top=1, **job, **degrees).estimate for m in models)
     assert ours is not None
     assert theirs is not None
