@@ -48,18 +48,17 @@ REDUCING, RELAXING, SEARCHING, ON_MEMORY, GUESSING = 0.5, 0.5, 0.3, 0.4, 0.2
 """Shares of the time left that go into the reductions, into one round of messages, of search, of branches on memory,
 and into one guess. The last search has all of it."""
 
-BEFORE = 0.15
-"""Share of the time left that goes into messages before hubs are decided, or a network is halved."""
-IN_HALVES = 0.45, 0.8
-"""Shares of the time left that go into one half of a network, and then into the other."""
+BEFORE, IN_HALVES = 0.15, (0.45, 0.8)
+"""Shares of the time left that go into messages before hubs are decided, or a network is halved; into its halves."""
 TURNS, IN_HASTE = ((0.4, 0.3), (0.6, 0.8)), (0.0, 0.5)
 """Shares of the time left that go into branches on hubs, and then into what the best decision leaves, turn by turn: the
 first parts on hubs alone; the second, on memory too, has a better decision, or looks in the same one below the choice
 that it gave. And those shares where there is no time for turns."""
 FAR_APART = 0.01
 """Of the best choice: the gap above which messages are taken to miss what hubs tie together."""
-LEFT_TO_GUESSES = 0.002
-"""Of the best choice: the gap from which on guesses decide sooner than branches on memory."""
+LEFT_TO_GUESSES, IN_BRANCHES = 0.002, 0.1
+"""Of the best choice: the gap from which on guesses decide sooner than branches on memory; and of that gap, what these
+must close in their share of the time for guesses to wait for them."""
 LIFTED = 0.05
 """Of the gap: by how much a decision of all hubs must lift the bound for branches on them."""
 UNSETTLED = 0.1
@@ -145,7 +144,8 @@ class _Anytime:
         self.bettered = np.inf, -np.inf
         """Cost of the choice that was last bettered node by node, and the bound then: again, and it stays as it is."""
         self.on_memory: MemoryTree | None = None
-        """What branches on memory have left of the proof as it was when they were first tried."""
+        self.branches_close = True
+        """What branches on memory have left of the proof as it was at first, and whether they last closed much."""
         self.lower_bound = core.floor
         self.fixed_at = np.inf
         """Gap between the best choice and the bound when the proof was last fixed."""
@@ -339,14 +339,16 @@ class _Anytime:
             return
         if self.on_memory is None:
             self.on_memory = MemoryTree(self.proof.fork(), self.relaxation.known_prices, solve_network)
+        open_before = self.cutoff - self.lower_bound
         answer = self.on_memory.explore(self.cutoff, self._soon(ON_MEMORY))
         if answer.choice:
             self._take(answer.choice)
         self._prove(answer.lower_bound)
+        self.branches_close = self.cutoff - self.lower_bound < (1 - IN_BRANCHES) * open_before
 
     def _far_in_branches(self) -> bool:
-        """Whether branches on memory have begun and much is open: they close more of it than guesses and programs."""
-        return self.on_memory is not None and self._apart(LEFT_TO_GUESSES)
+        """Whether branches on memory have begun and close much of what is open, more than guesses and programs."""
+        return self.on_memory is not None and self.branches_close and self._apart(LEFT_TO_GUESSES)
 
     def _guess(self) -> None:
         """Raise the bound by guesses of the best cost, as long as they are decided."""

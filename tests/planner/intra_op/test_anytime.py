@@ -104,3 +104,22 @@ def test_hubs_are_left_alone_where_deciding_them_all_hardly_lifts_the_bound(
     solution = solve_contest_problem(problem, soon(5.0))
     assert problem.fits(solution.choice)
     assert bool(explored) == bool(share)
+
+
+@pytest.mark.parametrize(("closed", "wait"), [(0.05, False), (0.5, True)])
+def test_guesses_wait_only_for_branches_on_memory_that_close_much(closed: float, wait: bool) -> None:
+    """Of what is open, in their share of the time."""
+    solver = anytime._Anytime(
+        network_of(random_contest_problem(60, 6, seed=5, share=0.5)), soon(), math.inf, {}
+    )
+    solver._start()
+    solver.lower_bound = 0.5 * solver.cutoff
+
+    class Branches:
+        def explore(self, below: float, deadline: float) -> NetworkAnswer:
+            return NetworkAnswer({}, math.inf, solver.lower_bound + closed * (below - solver.lower_bound))
+
+    solver.on_memory = Branches()
+    assert solver._far_in_branches()
+    solver._part_on_memory()
+    assert solver._far_in_branches() == wait
