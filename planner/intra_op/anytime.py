@@ -172,7 +172,7 @@ class _Anytime:
                     self._search()
                 self._fix()
                 self._part_on_memory()
-                if not self._far_in_branches():
+                if not (self._far_in_branches() and self.branches_close):
                     self._guess()
                 self._search()
                 self._fix()
@@ -347,8 +347,8 @@ class _Anytime:
         self.branches_close = self.cutoff - self.lower_bound < (1 - IN_BRANCHES) * open_before
 
     def _far_in_branches(self) -> bool:
-        """Whether branches on memory have begun and close much of what is open, more than guesses and programs."""
-        return self.on_memory is not None and self.branches_close and self._apart(LEFT_TO_GUESSES)
+        """Whether branches on memory have begun and much is open: they close more of it than the integer program."""
+        return self.on_memory is not None and self._apart(LEFT_TO_GUESSES)
 
     def _guess(self) -> None:
         """Raise the bound by guesses of the best cost, as long as they are decided."""

@@ -120,6 +120,6 @@ def test_guesses_wait_only_for_branches_on_memory_that_close_much(closed: float,
             return NetworkAnswer({}, math.inf, solver.lower_bound + closed * (below - solver.lower_bound))
 
     solver.on_memory = Branches()
-    assert solver._far_in_branches()
     solver._part_on_memory()
-    assert solver._far_in_branches() == wait
+    assert solver._far_in_branches()
+    assert solver.branches_close == wait

@@ -13,6 +13,7 @@ from planner.intra_op import anytime, memory_branches
 from planner.intra_op.answers import NetworkAnswer
 from planner.intra_op.anytime import solve_network
 from planner.intra_op.contest import network_of
+from planner.intra_op.guessing import Guess
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.memory_branches import MemoryTree
 from planner.intra_op.messages import Relaxation
@@ -137,7 +138,7 @@ def test_what_is_apart_is_parted_on_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_branches_leave_far_apart_is_left_to_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little each turn of them does, guesses and the linear program have none."""
+    """However little each turn of them does, the integer program has none; guesses have, which decide nothing here."""
     problem = random_contest_problem(40, 6, seed=2, share=0.1)
     at_once = solve_network(network_of(problem), soon())
     turns: list[float] = []
@@ -152,8 +153,8 @@ def test_what_branches_leave_far_apart_is_left_to_more_of_them(monkeypatch: pyte
     monkeypatch.setattr(memory_branches, "SMALL", 100)
     monkeypatch.setattr(anytime, "SMALL", -1)
     monkeypatch.setattr(anytime, "FAR_APART", 0.0)
-    for unused in ("guess", "solve_tree"):
-        monkeypatch.setattr(anytime, unused, lambda *_: pytest.fail("branches come first"))
+    monkeypatch.setattr(anytime, "guess", lambda *_: Guess(None, -np.inf, decided=False))
+    monkeypatch.setattr(anytime, "solve_tree", lambda *_: pytest.fail("branches come first"))
     answer = solve_network(network_of(problem), soon())
     assert answer.cost == answer.lower_bound == at_once.cost
     assert len(turns) > 1
