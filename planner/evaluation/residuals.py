@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 
 from cluster_specs.software import SoftwareSpec
+from cost_models.compute import element_bytes
 from planner.graph import HEAD_DIMS, KV_HEAD_DIMS, Block, Op, Tensor, trained_weights
 from planner.operators import (
     INNER_DIMS,
@@ -16,7 +17,7 @@ from planner.operators import (
 from planner.sharding.kernels import narrows_inputs
 from planner.sharding.pricing import Pricer
 from planner.sharding.routing import routing_kernels
-from planner.sharding.widths import DTYPE_BYTES, EIGHT_BITS
+from planner.sharding.widths import DTYPE_BYTES
 
 RESIDUALS = ("statistics", "activated_gate", "log_sum_exp", "probabilities")
 """Attributes that name what an operator keeps for its own backward."""
@@ -57,7 +58,7 @@ def residuals(
             found[op.outputs[0]] = (casts - 1) * sizes[op.outputs[0]]
         if narrows_inputs(pricer.job, op):
             found |= {
-                name: (EIGHT_BITS / pricer.element_bytes(block.tensor[name]) - 1) * sizes[name]
+                name: (element_bytes("fp8") / pricer.element_bytes(block.tensor[name]) - 1) * sizes[name]
                 for name in op.inputs
                 if name in sizes
             }

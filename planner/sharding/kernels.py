@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from cluster_specs.habits import ActivationKernels
 from cluster_specs.software import SoftwareSpec
-from cost_models.compute import cast_seconds, stream_seconds
+from cost_models.compute import cast_seconds, element_bytes, stream_seconds
 from planner.graph import Block, Op, trained_weights
 from planner.models.adapters import ALONE
 from planner.operators import ROUTING_KINDS, operator_rule
@@ -13,7 +13,7 @@ from planner.plans import Job
 from planner.saving import weight_casts
 from planner.sharding.costs import OpCost
 from planner.sharding.spec import Strategy, input_spec
-from planner.sharding.widths import DTYPE_BYTES, EIGHT_BITS
+from planner.sharding.widths import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from planner.sharding.pricing import Pricer
@@ -84,9 +84,8 @@ def with_narrow_inputs(pricer: "Pricer", block: Block, op: Op, strategy: Strateg
         return cost
     read = [block.tensor[name] for name in op.inputs]
     elements = sum(pricer.sizes.elements(t, input_spec(pricer.graph, t, strategy)) for t in read)
-    seconds = stream_seconds(
-        elements * (EIGHT_BITS + DTYPE_BYTES[pricer.job.precision]), pricer.mesh.cluster.device
-    ).seconds
+    moved = elements * (element_bytes("fp8") + DTYPE_BYTES[pricer.job.precision])
+    seconds = stream_seconds(moved, pricer.mesh.cluster.device).seconds
     return cost._replace(forward=cost.forward + seconds, backward_input=cost.backward_input + seconds)
 
 

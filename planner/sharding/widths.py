@@ -16,10 +16,6 @@ DTYPE_BYTES: Mapping[str, float] = {
 """Bytes of a stored element; activations of an fp8 or fp4 job are kept in bf16 and cast where they are multiplied."""
 
 
-EIGHT_BITS = 1.0
-"""Bytes of an element that a kernel casts for itself, whatever the job's precision is."""
-
-
 def stored_bytes(tensor: Tensor, precision: str, modules: str | None = None) -> float:
     """Bytes per element of ``tensor`` in a job of this precision, in ``modules`` of someone or the graph's own."""
     computed = tensor.dtype == "compute" or (tensor.narrow and modules == "transformers")

@@ -63,9 +63,9 @@ class Convolution(NamedTuple):
     strides: Sequence[int]
     padding: Sequence[int]
     """Before the image, along each of its dims."""
-    spread: Sequence[int]
+    input_dilation: Sequence[int]
     """From one element of the input to the next, along each dim of the image: zeros lie in between."""
-    apart: Sequence[int]
+    filter_dilation: Sequence[int]
     """The same of the filter."""
     groups: int = 1
     batch_groups: int = 1
@@ -73,47 +73,47 @@ class Convolution(NamedTuple):
     """As the gradient of another that has this stride: the filter's groups are in its input channels then, else in its
     output channels."""
 
-    def along(self, dim: int) -> "Way":
+    def along(self, dim: int) -> "Sliding":
         """How windows lie along a dim of the image."""
-        found = Way(self.strides[dim], self.padding[dim], self.spread[dim], self.apart[dim])
-        return found._replace(flipped=self.flipped)
+        dilations = self.input_dilation[dim], self.filter_dilation[dim]
+        return Sliding(self.strides[dim], self.padding[dim], *dilations, self.flipped)
 
 
-class Way(NamedTuple):
+class Sliding(NamedTuple):
     """How windows lie along one dim of an image."""
 
     stride: int
     padding: int
-    spread: int
-    apart: int
+    input_dilation: int
+    filter_dilation: int
     flipped: bool = False
 
     @property
     def plain(self) -> bool:
         """Neither input nor filter is dilated."""
-        return self.forward and self.apart == 1
+        return self.forward and self.filter_dilation == 1
 
     @property
     def forward(self) -> bool:
         """Whether each window meets elements of the image that are next to one another."""
-        return self.spread == 1 and not self.flipped
+        return self.input_dilation == 1 and not self.flipped
 
     @property
     def backward(self) -> bool:
         """Whether it is as the gradient of an image by a convolution of a stride, which its spread is."""
-        return self.spread > 1 and self.stride == self.apart == 1 and not self.flipped
+        return self.input_dilation > 1 and self.stride == self.filter_dilation == 1 and not self.flipped
 
     def reaches(self, width: int) -> int:
         """Elements from the first to the last of a window."""
-        return (width - 1) * self.apart + 1
+        return (width - 1) * self.filter_dilation + 1
 
-    def lacks(self, width: int) -> int:
+    def halo(self, width: int) -> int:
         """What a part of the image needs of its neighbours."""
-        return lacking(*reach(self.reaches(width), self.stride, self.padding))
+        return halo_width(*reach(self.reaches(width), self.stride, self.padding))
 
-    def lacks_back(self, width: int) -> int:
+    def halo_back(self, width: int) -> int:
         """The same of a gradient."""
-        return lacking(*reach_back(width, self.spread, width - 1 - self.padding))
+        return halo_width(*reach_back(width, self.input_dilation, width - 1 - self.padding))
 
 
 def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> Rule:
@@ -144,7 +144,7 @@ def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> R
         along = _along(loops, (left[i], right[j], result[k]), how.along(dim))
         reads_left[i], reads_right[j], writes[k] = along.image, along.window, along.made
         implied |= along.implied
-        halos += [Halo(factor=f, operand=0, elements=along.lacks) for f in along.parts if along.lacks]
+        halos += [Halo(factor=f, operand=0, elements=along.halo) for f in along.parts if along.halo]
     rule = loops.rule("product", (_dims(reads_left), _dims(reads_right)), (_dims(writes),))
     return rule._replace(halos=tuple(halos), implied=implied)
 
@@ -166,7 +166,7 @@ def reach_back(width: int, stride: int, padding: int) -> tuple[int, int]:
     return max(0, (width - 1 - padding) // stride), -(-padding // stride)
 
 
-def lacking(before: int, after: int) -> int:
+def halo_width(before: int, after: int) -> int:
     """Elements that a part lacks of its neighbours."""
     return max(0, before) + max(0, after)
 
@@ -180,10 +180,10 @@ class _Along(NamedTuple):
     implied: Mapping[int, tuple[int, ...]] = {}
     parts: tuple[int, ...] = ()
     """The loop over parts of the image and of what is made, and what each part lacks of its neighbours."""
-    lacks: int = 0
+    halo: int = 0
 
 
-def _along(loops: Loops, sizes: tuple[int, int, int], how: Way) -> _Along:
+def _along(loops: Loops, sizes: tuple[int, int, int], how: Sliding) -> _Along:
     """Of the places on an image, in the window and in what is made any two say the third.
 
     The larger image's are left out, zeros between and around the elements of the smaller one are not multiplied; or
@@ -193,15 +193,15 @@ def _along(loops: Loops, sizes: tuple[int, int, int], how: Way) -> _Along:
     window = loops.new(width, False)
     if how.plain and width == how.stride and size == steps * how.stride:  # patches
         made = loops.new(steps)
-        return _Along((*made, *window), window, made, parts=made, lacks=how.lacks(width))
+        return _Along((*made, *window), window, made, parts=made, halo=how.halo(width))
     if how.forward and steps > 1 and size == steps * how.stride and how.reaches(width) <= steps:
         made, between = loops.new(steps), loops.new(how.stride, False)
         implied = dict.fromkeys(between, made)
-        return _Along((*made, *between), window, made, implied, made, how.lacks(width))
-    if how.backward and size > 1 and steps == size * how.spread and width <= size:
-        parts, between = loops.new(size), loops.new(how.spread, False)
+        return _Along((*made, *between), window, made, implied, made, how.halo(width))
+    if how.backward and size > 1 and steps == size * how.input_dilation and width <= size:
+        parts, between = loops.new(size), loops.new(how.input_dilation, False)
         implied = dict.fromkeys(between, parts)
-        return _Along(parts, window, (*parts, *between), implied, parts, how.lacks_back(width))
+        return _Along(parts, window, (*parts, *between), implied, parts, how.halo_back(width))
     image, made = loops.new(size, False), loops.new(steps, False)
     few, many = (image, made) if size <= steps else (made, image)
     if not how.plain and width > max(size, steps):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from planner.tracing.factors import Rule, Shape, reduction
 from planner.tracing.program import Halo
-from planner.tracing.reading.products import Convolution, convolution, lacking, reach_back
+from planner.tracing.reading.products import Convolution, convolution, halo_width, reach_back
 from planner.tracing.reading.torch_calls import Call
 
 
@@ -41,7 +41,7 @@ def _borders(forward: Rule, window: Shape, how: Convolution) -> tuple[Halo, ...]
     found, ((image, _), (made,)) = list[Halo](), (forward.reads, forward.writes)
     for dim in range(len(window) - 2):
         way = how.along(dim)
-        elements = lacking(*reach_back(way.reaches(window[dim + 2]), way.stride, way.padding))
+        elements = halo_width(*reach_back(way.reaches(window[dim + 2]), way.stride, way.padding))
         parts = [f for f in made[dim + 2] if f in image[dim + 2]]
         found += [Halo(factor=f, operand=0, elements=elements) for f in parts if elements]
     return tuple(found)
@@ -50,11 +50,11 @@ def _borders(forward: Rule, window: Shape, how: Convolution) -> tuple[Halo, ...]
 def _how(call: Call, rank: int) -> Convolution:
     """A transposed one has the input's channels first in its filter."""
     flipped, groups = call.arguments["transposed"], call.arguments["groups"]
-    strides, padding, apart = (
+    strides, padding, dilation = (
         along_image(call.arguments[n], rank - 2) for n in ("stride", "padding", "dilation")
     )
     filters = (1, 0, *range(2, rank)) if flipped else range(rank)
     once = [1] * (rank - 2)
     return Convolution(
-        range(rank), filters, range(rank), strides, padding, once, apart, groups, flipped=flipped
+        range(rank), filters, range(rank), strides, padding, once, dilation, groups, flipped=flipped
     )

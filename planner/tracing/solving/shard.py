@@ -232,7 +232,7 @@ def _faster(plain: _Solved, again: Setting, fold: bool | None, deadline: float) 
 
 def _near(plain: _Solved, again: Setting, fold: bool | None, deadline: float) -> _Solved:
     """What is found with second runs around ``plain``, which has none, or that itself."""
-    if values := {copy.value for copy in plain.setting.nodes.copies if copy.first == copy.last}:
+    if values := {link.value for link in plain.setting.nodes.links if link.own}:
         nodes = with_own_copies(again.nodes, values)
         again = tabulated(again.pricer, nodes, again.memory_limit, again.optimizer_share, fold)
     start = with_all_kept(plain.setting.nodes, plain.chosen, again)

@@ -1,4 +1,4 @@
-"""A choice without second runs, said in a setting that has them: all is kept as its first run made it."""
+"""A warm start: a choice without second runs, said in a setting that has them. All is kept as its first run made it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -39,10 +39,11 @@ def _kept(again: Again, first: Option) -> AgainOption:
 
 def _copies(nodes: Nodes, chosen: Sequence[NodeOption], wanted: Nodes) -> Iterator[NodeOption]:
     """Options of the copies that are ``wanted``; of those that second runs have for themselves, none is held."""
-    of_several = {copy: o for copy, o, own in _with_owners(nodes, chosen) if own is None}
-    of_one = {own: o for _, o, own in _with_owners(nodes, chosen) if own is not None}
-    sources = {link.target: link.source for link in wanted.links if link.copied}
     first_copy = len(wanted.inputs) + len(wanted.operations)
+    known = list(zip(_owners(nodes), chosen[first_copy : nodes.first_again], strict=True))
+    of_several = {copy: o for (copy, own), o in known if own is None}
+    of_one = {own: o for (_, own), o in known if own is not None}
+    sources = {link.target: link.source for link in wanted.links if link.copied}
     for k, (copy, own) in enumerate(_owners(wanted)):
         if own is None:
             yield of_several[copy]
@@ -53,14 +54,6 @@ def _copies(nodes: Nodes, chosen: Sequence[NodeOption], wanted: Nodes) -> Iterat
             layout = left_layout(chosen[source.node], source.place)
             assert layout is not None
             yield CopyOption(layout, held=False)
-
-
-def _with_owners(
-    nodes: Nodes, chosen: Sequence[NodeOption]
-) -> Iterator[tuple[Copy, NodeOption, Slot | None]]:
-    first_copy = len(nodes.inputs) + len(nodes.operations)
-    options = chosen[first_copy : nodes.first_again]
-    return ((copy, o, own) for (copy, own), o in zip(_owners(nodes), options, strict=True))
 
 
 def _owners(nodes: Nodes) -> Iterator[tuple[Copy, Slot | None]]:

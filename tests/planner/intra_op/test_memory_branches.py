@@ -153,7 +153,12 @@ def test_what_branches_leave_far_apart_is_left_to_more_of_them(monkeypatch: pyte
     monkeypatch.setattr(memory_branches, "SMALL", 100)
     monkeypatch.setattr(anytime, "SMALL", -1)
     monkeypatch.setattr(anytime, "FAR_APART", 0.0)
-    monkeypatch.setattr(anytime, "guess", lambda *_: Guess(None, -np.inf, decided=False))
+
+    def nothing(*_: object) -> Guess:
+        assert turns, "branches come first"
+        return Guess(None, -np.inf, decided=False)
+
+    monkeypatch.setattr(anytime, "guess", nothing)
     monkeypatch.setattr(anytime, "solve_tree", lambda *_: pytest.fail("branches come first"))
     answer = solve_network(network_of(problem), soon())
     assert answer.cost == answer.lower_bound == at_once.cost
