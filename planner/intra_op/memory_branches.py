@@ -95,9 +95,9 @@ class MemoryTree:
         return self.open[0].bound if self.open else np.inf
 
     def explore(self, below: float, deadline: float) -> NetworkAnswer:
-        """The cheapest choice below ``below`` found before the ``deadline``, and what is proven by then.
+        """The cheapest choice found before the ``deadline``, and what is proven by then of those below ``below``.
 
-        It costs ``inf`` where there is none, or none was found; the bound says which.
+        It may cost more where there is none, or none was found; the bound says which.
         """
         self.cutoff, self.deadline = min(self.cutoff, below), deadline
         while self.bound <= self.cutoff - WHOLE and clock.now() < deadline:
@@ -229,5 +229,5 @@ class MemoryTree:
         return value - MARGIN * abs(value)
 
     def _take(self, choice: dict[int, int], cost: float) -> None:
-        if cost < self.cutoff:
-            self.cutoff, self.best = cost, NetworkAnswer(choice, cost, -np.inf)
+        if cost < self.best.cost:  # also above the cutoff, below which there may be nothing
+            self.cutoff, self.best = min(self.cutoff, cost), NetworkAnswer(choice, cost, -np.inf)

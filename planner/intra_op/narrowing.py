@@ -72,10 +72,11 @@ def _under_memory(network: Compact, deadline: float, most: float, largest: float
     while not best.proven and best.lower_bound <= most and slack < LAST_SLACK and clock.now() < deadline:
         least, now = best.lower_bound, clock.now()
         useful = min(most, best.cost - 1)
-        near = useful <= least + NEAR * slack * abs(least)
-        target = useful if near else min(useful, np.floor(least + slack * abs(least)))
+        near = least + NEAR * slack * abs(least)
+        target = useful if useful <= near else min(useful, np.floor(least + slack * abs(least)))
         until = deadline if target == useful else now + SHARE * (deadline - now)
-        best = combined(cheapest_within(network, bound, least, target, prices, until, largest), best)
+        enough = near if target < useful else -np.inf
+        best = combined(cheapest_within(network, bound, least, target, prices, until, largest, enough), best)
         if best.lower_bound <= target:  # its time was up, and what follows would be larger
             if target == useful:
                 return best

@@ -35,6 +35,10 @@ SMALLER = 0.8
 """Of the strategies of a part: what must be left at most for messages to start anew there."""
 
 
+PATIENCE = 4.0
+"""Times as long as messages took, in which what is left of a part is decided where a known choice will do."""
+
+
 class TooLarge(Exception):
     """What is left of a part has more entries than are to be decided."""
 
@@ -47,21 +51,26 @@ def cheapest_within(
     prices: Mapping[int, float],
     deadline: float,
     largest: float = np.inf,
+    near: float = -np.inf,
 ) -> NetworkAnswer:
     """The best choice of a network if it costs at most so much, by original numbers.
 
     Where there is none, or none was found, a dearer one may be given, or none at ``inf``; the lower bound is just above
     ``most`` at most. No choice costs less than ``least``. ``bound`` is what messages say of the network, and ``prices``
-    of memory, by original row, are where others start from. Raises `TooLarge` where more than ``largest`` entries of
-    tables are left to be decided.
+    of memory, by original row, are where others start from. Where a choice that costs ``near`` or less turns up, the
+    part may take no long time, as the caller would do better to look below that. Raises `TooLarge` where more than
+    ``largest`` entries of tables are left to be decided.
     """
-    best, size = replace(NOTHING, lower_bound=least), np.inf
+    best, size, began = replace(NOTHING, lower_bound=least), np.inf, clock.now()
     try:
         while True:
             part = left(network, bound, most)
             if not part.rows.size:
                 return combined(solve_unlimited(part, deadline, most + 1), best)
-            if part.num_strategies > SMALLER * size or clock.now() > deadline:
+            now = clock.now()
+            if part.num_strategies > SMALLER * size or now > deadline:
+                if best.cost <= near:
+                    deadline = min(deadline, now + PATIENCE * (now - began))
                 return combined(_decided(part, prices, deadline, most + 1, largest), best)
             size, relaxation = part.num_strategies, Relaxation(part, prices)
             best = combined(ascend(part, relaxation, most, deadline, best.lower_bound), best)

@@ -44,7 +44,8 @@ def test_equals_brute_force_where_only_branches_decide(
     choice = [answer.choice[v] for v in range(len(problem.costs))]
     assert answer.cost == problem.cost(choice) == answer.lower_bound == least
     assert problem.fits(choice)
-    assert solved(problem, least) == NetworkAnswer({}, math.inf, least)
+    nothing = solved(problem, least)
+    assert nothing.cost >= least == nothing.lower_bound
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -55,6 +56,17 @@ def test_larger_ones_are_parted_and_agree_with_guesses(monkeypatch: pytest.Monke
     monkeypatch.setattr(memory_branches, "SMALL", 300)
     answer = solved(problem)
     assert answer.cost == answer.lower_bound == expected.cost
+
+
+def test_a_choice_that_is_too_dear_is_given_where_no_cheaper_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_contest_problem(40, 6, seed=1, share=0.4)
+    monkeypatch.setattr(memory_branches, "SMALL", 300)
+    least = solved(problem).cost
+    answer = solved(problem, least)
+    assert answer.lower_bound == least <= answer.cost < math.inf
+    choice = [answer.choice[v] for v in range(40)]
+    assert problem.fits(choice)
+    assert problem.cost(choice) == answer.cost
 
 
 def test_nodes_come_first_whose_branches_have_raised_the_bound() -> None:

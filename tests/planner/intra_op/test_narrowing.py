@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
-from planner.intra_op import anytime, narrowing
+from planner.intra_op import anytime, clock, narrowing, parts
 from planner.intra_op.answers import NetworkAnswer, combined
 from planner.intra_op.compact import Compact
 from planner.intra_op.contest import network_of, solve_contest_problem
@@ -88,18 +88,18 @@ def test_prices_prove_that_nothing_fits(monkeypatch):
 
 def test_a_first_guess_that_is_too_small_grows(monkeypatch):
     problem = random_contest_problem(12, 4, seed=3, share=0.6)
-    parts = []
+    targets = []
     within = narrowing.cheapest_within
 
     def counted(network, bound, least, most, *args):
-        parts.append(most)
+        targets.append(most)
         return within(network, bound, least, most, *args)
 
     monkeypatch.setattr(narrowing, "cheapest_within", counted)
     monkeypatch.setattr(narrowing, "FIRST_SLACK", 1e-9)
     answer = solve_narrowed(network_of(problem), soon())
-    assert len(parts) > 1
-    assert parts == sorted(parts)
+    assert len(targets) > 1
+    assert targets == sorted(targets)
     assert answer.lower_bound == answer.cost
 
 
@@ -155,6 +155,28 @@ def test_a_part_has_the_best_choice_up_to_its_limit(problem, share, sweeps):
         choice = [answer.choice[v] for v in range(len(problem.costs))]
         assert answer.cost == problem.cost(choice)
         assert problem.fits(choice)
+
+
+@pytest.mark.parametrize(("near", "hurries"), [(np.inf, True), (-np.inf, False)])
+def test_a_part_is_not_decided_for_long_where_a_known_choice_will_do(monkeypatch, near, hurries):
+    """Then the part below that choice is decided, instead of a smaller one first."""
+    network = Compact.of(network_of(random_contest_problem(24, 4, seed=2, share=0.2)))
+    settle(network)
+    network.propagate()
+    relaxation, until = Relaxation(network, {}), []
+    first = ascend(network, relaxation, np.inf, soon())
+    decide = parts.solve_network
+
+    def noted(network, deadline, *args):
+        until.append(deadline)
+        return decide(network, deadline, *args)
+
+    monkeypatch.setattr(parts, "solve_network", noted)
+    with clock.counted(1000.0) as deadline:
+        args = network, relaxation.bound(), first.lower_bound, first.cost, relaxation.known_prices, deadline
+        cheapest_within(*args, near=near)
+        [last] = until
+        assert last < 100 if hurries else last == deadline
 
 
 @pytest.mark.parametrize(("cost", "bound", "proven"), [(10.0, 8.0, False), (10.0, 9.5, True)])
