@@ -73,12 +73,12 @@ class Job(Given):
     """In fp8 and fp4 jobs, tensor ranks gather in 8 bits, or in 16 (scales by row); None is the stack's habit."""
     narrow_weight_gathers: bool = False
     """In fp8 jobs, ranks that share weights cast those of products before they gather them, in 8 bits (torchao's
-    ``enable_fsdp_float8_all_gather``). Memory counts gathered weights in 16 bits all the same."""
+    ``enable_fsdp_float8_all_gather``)."""
     narrow_gate_inputs: bool = False
     """What gated activations read is kept in 8 bits (Megatron Core's ``activation_func_fp8_input_store``)."""
-    tensor_scales: bool = False
-    """In fp8 jobs, a scale holds for a whole tensor (delayed or current scaling): a device that multiplies either
-    layout then needs one of each weight. Where nobody says so, there are both, as with scales by blocks."""
+    fp8_scaling: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] | None = None
+    """In fp8 jobs, what a scale holds for, in Megatron Core's words for recipes: a whole tensor (``delayed``, by its
+    values before, and ``tensorwise``) or blocks of it. None: nobody says, and weights are cast as for blocks."""
     cuda_graphs: bool = False
     """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
     graph_parts: tuple[GraphPart, ...] = ()

@@ -19,6 +19,9 @@ from planner.sharding.pricing import Pricer
 from planner.sharding.spec import Strategy, input_spec
 from planner.sharding.widths import DTYPE_BYTES
 
+SCALED_WHOLE = ("delayed", "tensorwise")
+"""Scalings of fp8 with a scale for a whole tensor."""
+
 Shape = tuple[tuple[float, bool], ...]
 """Size of each dim of a weight on one device, those that its product contracts first, and whether it is a part."""
 
@@ -169,7 +172,7 @@ def _layouts(job: Job, software: SoftwareSpec, device: str | None) -> int:
     quantizers by tensor, of delayed and of current scales; that by blocks of MXFP8 makes both).
     """
     usual = software.cast_layouts or 0
-    by_tensor = job.tensor_scales and job.precision == "fp8"
+    by_tensor = job.fp8_scaling in SCALED_WHOLE and job.precision == "fp8"
     either = by_tensor and any(device is None or fnmatchcase(device, p) for p in software.reads_either or ())
     return min(usual, 1) if either else usual
 

@@ -299,6 +299,8 @@ def _precision_arguments(plan: Plan) -> list[str]:
     arguments = (
         ["--grad-reduce-in-bf16"] if plan.job.precision != "fp32" and plan.job.grad_dtype == "bf16" else []
     )
+    if plan.job.fp8_scaling is not None:
+        arguments.append(f"--fp8-recipe {plan.job.fp8_scaling}")
     return [*arguments, "--ckpt-format fsdp_dtensor"] if plan.plan.zero_stage > 1 else arguments
 
 

@@ -66,9 +66,9 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.job.narrow_gate_inputs,
             "what gated activations read, kept for their backward in 8 bits",
         ),
-        "tensor_scales": (
-            lambda plan: plan.job.tensor_scales,
-            "in fp8 a scale for each tensor, and one layout of weights where the device multiplies either",
+        "fp8_scaling": (
+            lambda plan: plan.job.fp8_scaling is not None,
+            "scales of fp8 that hold for what the job says, a tensor or blocks of it",
         ),
         "cuda_graphs": (lambda plan: plan.job.cuda_graphs, "whole steps replayed from CUDA graphs"),
         "graph_parts": (lambda plan: bool(plan.job.graph_parts), "parts of layers replayed from CUDA graphs"),
@@ -118,7 +118,7 @@ SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "fsdp1": frozenset({"master_weights", "reduce_dtype"}),
         "accelerate": frozenset({"master_weights"}),
         "deepspeed": LIMITED | {"grad_dtype", "reduce_dtype"},
-        "megatron-lm": MEGATRON,
+        "megatron-lm": MEGATRON | {"fp8_scaling"},
         "megatron-bridge": MEGATRON | {"narrow_gate_inputs"},
         "maxtext": LIMITED | {"attention", "grad_dtype", "expert_capacity", "document_len"},
         "nanotron": LIMITED | {"grad_dtype"},

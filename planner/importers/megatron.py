@@ -40,6 +40,12 @@ EXCHANGES = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
 DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}
 """``--moe-flex-dispatcher-backend``; the rates of NCCL's own are not known."""
 
+SCALINGS: Mapping[str, str | None] = {
+    **{name: name for name in ("delayed", "tensorwise", "mxfp8", "blockwise")},
+    "custom": None,
+}
+"""``--fp8-recipe`` -> what a scale holds for, which one's own code may say."""
+
 GRANULARITIES = {"full": "full", "selective": "attention"}
 
 MODULES: Mapping[frozenset[str], tuple[str, bool]] = {
@@ -79,7 +85,7 @@ IGNORED = (
     "timing-.*", "profile.*", "distributed-(backend|timeout.*)", "manual-gc.*",
     "overlap-(param-gather|p2p.*|moe.*)", "no-overlap.*", "tp-comm-overlap.*",
     "use-precision-aware-optimizer", "optimizer-offload.*", "cross-entropy-.*",
-    "accumulate-allreduce-grads-in-fp32", "fp[48]-(margin|interval|amax.*|recipe)", "no-check-for-nan.*",
+    "accumulate-allreduce-grads-in-fp32", "fp[48]-(margin|interval|amax.*)", "fp4-recipe", "no-check-for-nan.*",
     "align-.*", "expert-tensor-parallel-size",
 )  # fmt: skip
 """Arguments without influence here, as regular expressions."""
@@ -128,6 +134,9 @@ def _job(keys: Keys) -> dict[str, Any]:
         "attention": keys.word("attention-backend", BACKENDS, "flash"),
         "context_exchange": keys.word("cp-comm-type", EXCHANGES, None),
     }
+    scaling = keys.word("fp8-recipe", SCALINGS, "delayed")
+    if job["precision"] == "fp8":
+        job["fp8_scaling"] = scaling
     if keys.flag("grad-reduce-in-bf16"):
         job["reduce_dtype"] = "bf16"
     keys.flag("use-flash-attn")

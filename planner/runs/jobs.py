@@ -1,6 +1,7 @@
 """What a run computes and in which types, apart from how it is spread: its `Job`."""
 
 import re
+from types import MappingProxyType
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
@@ -15,6 +16,17 @@ from planner.runs.releases import fuses_update
 
 USUAL_PRECISIONS = ("bf16", "fp16", "fp32")
 """What is trained in where no source says so: the first that the device has a rate for."""
+
+FP8_SCALINGS = MappingProxyType(
+    {
+        "fp8-ds": "delayed",
+        "fp8-cs": "tensorwise",
+        "fp8-tensorwise": "tensorwise",
+        "fp8-mx": "mxfp8",
+        "mxfp8": "mxfp8",
+    }
+)
+"""Words of Megatron-Bridge and torchtitan for a recipe of fp8 -> `Job.fp8_scaling`."""
 
 
 def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec, assume: Assumptions) -> Job:
@@ -52,7 +64,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "narrow_gathers": _narrow_gathers(run),
             "narrow_weight_gathers": parallel.narrow_weight_gathers,
             "narrow_gate_inputs": parallel.narrow_gate_inputs,
-            "tensor_scales": _tensor_scales(parallel.precision),
+            "fp8_scaling": FP8_SCALINGS.get((parallel.precision or "").lower()),
             **read_graphs(parallel.cuda_graph or "none")._asdict(),
             "token_exchange": experts.token_exchange(run, origin),
             "expert_routing": experts.expert_routing(run),
@@ -103,11 +115,6 @@ def _narrow_gathers(run: RunFile) -> bool | None:
     """In 16 bits where every row has a scale (pytorch/torchtitan@820504e: ``Float8ColwiseParallel`` is tensorwise)."""
     recipe = str((run.parallel.model_extra or {}).get("fp8_recipe"))
     return False if "rowwise" in recipe else None
-
-
-def _tensor_scales(precision: str | None) -> bool:
-    """Whether a recipe of fp8 is delayed or current scaling, in words of sources: both have a scale for a tensor."""
-    return re.fullmatch("fp8-(ds|cs|tensorwise)", precision or "", re.IGNORECASE) is not None
 
 
 def _fused_loss(published: bool | None, habits: vocabulary.Habits, assume: Assumptions) -> bool:

@@ -46,8 +46,12 @@ def test_transformer_engine_keeps_casts_of_weights_in_both_layouts() -> None:
     assert "kept_casts" not in estimate("fp8", "torch-fsdp2").memory
 
 
-def with_scales(cluster: str, stack: str, tensor: bool, precision: Precision = "fp8") -> Estimate:
-    job = {"global_batch": 8, "seq_len": 512, "precision": precision, "stack": stack, "tensor_scales": tensor}
+SCALINGS = ("mxfp8", "delayed")
+"""By blocks, and by tensors."""
+
+
+def with_scales(cluster: str, stack: str, scaling: str, precision: Precision = "fp8") -> Estimate:
+    job = {"global_batch": 8, "seq_len": 512, "precision": precision, "stack": stack, "fp8_scaling": scaling}
     evaluator = Evaluator(load_model("llama-3.1-8b"), load_cluster(cluster), Job.model_validate(job))
     return evaluator.estimate(Parallelism(data=8, zero_stage=1, sharding="NO_SHARD", shard_degree=8))
 
@@ -56,17 +60,14 @@ def test_one_layout_is_kept_where_a_device_multiplies_either_and_scales_are_of_t
     """NVIDIA/TransformerEngine ``pytorch/csrc/quantizer.cpp``: ``with_transpose`` needs both not to hold."""
     layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     recipes = ("dgx-b200:1", "dgx-h100:1")
-    alone = {
-        name: [with_scales(name, "nemo", t).memory["weights"] for t in (False, True)] for name in recipes
-    }
+    alone = {name: [with_scales(name, "nemo", t).memory["weights"] for t in SCALINGS] for name in recipes}
     beside = {
-        name: [with_scales(name, "megatron", t).memory["kept_casts"] for t in (False, True)]
-        for name in recipes
+        name: [with_scales(name, "megatron", t).memory["kept_casts"] for t in SCALINGS] for name in recipes
     }
     assert alone["dgx-b200:1"][0] - alone["dgx-b200:1"][1] == pytest.approx(layers)
     assert alone["dgx-h100:1"][0] == alone["dgx-h100:1"][1] == alone["dgx-b200:1"][0]
     assert beside == {"dgx-b200:1": [2 * layers, layers], "dgx-h100:1": [2 * layers, 2 * layers]}
-    by_blocks, by_tensor = (with_scales("dgx-b200:1", "nemo", t, "fp4").memory for t in (False, True))
+    by_blocks, by_tensor = (with_scales("dgx-b200:1", "nemo", t, "fp4").memory for t in SCALINGS)
     assert by_blocks == by_tensor
 
 
@@ -74,21 +75,22 @@ def test_no_bound_counts_a_layout_that_may_not_be_there() -> None:
     plan, software = Parallelism(data=8, zero_stage=1, shard_degree=8), load_software("nemo")
     job = {"global_batch": 8, "seq_len": 512, "precision": "fp8", "stack": "nemo"}
     usual, least = (
-        held_per_weight(plan, Job.model_validate(job | {"tensor_scales": t}), software) for t in (False, True)
+        held_per_weight(plan, Job.model_validate(job | {"fp8_scaling": t}), software) for t in SCALINGS
     )
     assert usual.usual - least.usual == usual.of_embedding - least.of_embedding == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "tensor"), [("fp8-ds", True), ("fp8-cs", True), ("fp8-mx", False), ("fp8", False)]
+    ("words", "scaling"),
+    [("fp8-ds", "delayed"), ("FP8-CS", "tensorwise"), ("fp8-mx", "mxfp8"), ("fp8", None), (None, None)],
 )
-def test_recipes_of_runs_say_what_a_scale_holds_for(words: str, tensor: bool) -> None:
+def test_recipes_of_runs_say_what_a_scale_holds_for(words: str | None, scaling: str | None) -> None:
     row = {
         "model": {"name": "llama-3.1-8b", "seq": 8192},
         "hardware": {"gpu": "B200-SXM-180GB", "n_gpus": 8, "gpus_per_node": 8},
         "parallel": {"dp": 8, "micro_batch": 1, "global_batch": 8, "precision": words, "stack": "nemo"},
     }
-    assert plan_from_run(row)[0].job.tensor_scales is tensor
+    assert plan_from_run(row)[0].job.fp8_scaling == scaling
 
 
 def test_recipes_that_gather_weights_in_8_bits_have_none_of_16_beside_their_casts() -> None:

@@ -87,7 +87,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "narrow_gathers": False,
         "narrow_weight_gathers": True,
         "narrow_gate_inputs": True,
-        "tensor_scales": True,
+        "fp8_scaling": "delayed",
         "cuda_graphs": True,
         "graph_parts": ("attn",),
         "context_exchange": "all_to_all",
