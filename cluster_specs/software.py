@@ -151,6 +151,8 @@ class SoftwareSpec(Record):
     """In fp8 and fp4 jobs, tensor ranks gather inputs of products, and gradients of what these make, in 8 bits."""
     saves_narrow: tuple[Literal["fp8", "fp4"], ...]
     """Formats in which inputs that only products need again are kept as they were multiplied."""
+    keeps_originals: bool | None = None
+    """They keep what another operator keeps of an input in place of a cast of their own, but under delayed scaling."""
     cast_layouts: int | None = Field(default=None, ge=0)
     """Layouts in which casts of weights that lie whole stay throughout the run in fp8 and fp4 jobs; None or 0: none."""
     casts_alone: tuple[Literal["fp8", "fp4"], ...] | None = None

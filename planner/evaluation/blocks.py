@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.collectives import wire_bytes
-from cost_models.compute import element_bytes
+from planner.evaluation.casts import kept_shares
 from planner.evaluation.compiled import CompiledBlock, compiled_block, written_over
 from planner.evaluation.issuing import issue_seconds
 from planner.evaluation.pacing import Paced, paced
@@ -14,7 +14,6 @@ from planner.evaluation.residuals import listed_sums, score_gradients, sent_back
 from planner.evaluation.terms import BlockTerms
 from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.graph import Block, Op, trained_weights
-from planner.models.adapters import narrow_product
 from planner.operators import (
     UNWRAPPED_POLICIES,
     AttentionKernel,
@@ -107,37 +106,19 @@ def _by_collective(comms: Iterable[Comm]) -> dict[str, float]:
     return total
 
 
-def _kept_shares(pricer: Pricer, block: Block) -> dict[str, float]:
-    """Of 16 bits, what is kept of activations that the backward of products reads and no other, as multiplied."""
-    job = pricer.job
-    if job.precision not in pricer.software.saves_narrow:
-        return {}
-    share = element_bytes(job.precision) / element_bytes("bf16")
-    return dict.fromkeys(_only_multiplied(block, job.attention_kernel), share)
-
-
-def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
-    reads = {op.name: set(operator_rule(op).saved(op, block, kernel)) for op in block.ops}
-    narrow = [op for op in block.ops if operator_rule(op).arithmetic == "matmul"]
-    products = [op.name for op in narrow if narrow_product(op, block) is None]
-    others = [reads[name] for name in reads if name not in products]
-    return frozenset().union(*(reads[name] for name in products)).difference(*others)
-
-
 def _widest(block: Block, terms: BlockTerms) -> float:
     """Its largest activation, which no cast of a weight is [bytes]."""
     casts = {name for op in block.ops for name in weight_casts(op)}
     return max((size for name, size in terms.tensor_bytes.items() if name not in casts), default=0.0)
 
 
-def _recomputed_bytes(
-    block: Block, terms: BlockTerms, kernel: AttentionKernel, software: SoftwareSpec, ops: Sequence[Op] = ()
-) -> float:
+def _recomputed_bytes(pricer: Pricer, block: Block, terms: BlockTerms, ops: Sequence[Op] = ()) -> float:
     """What the backward of a block that is computed again has of its forward before it starts [bytes].
 
     Where a compiler fuses what it computes again, kernels keep nothing for themselves. Given ``ops``, what the
     backward of these reads.
     """
+    kernel, software = pricer.job.attention_kernel, pricer.software
     fused = software.activation_residuals == 0 or software.fused_elementwise
     names = set(saved_tensors(block, "none", kernel, fused_activation=fused))
     if software.fused_products:
@@ -146,8 +127,11 @@ def _recomputed_bytes(
         names &= {name for op in ops for name in operator_rule(op).saved(op, block, kernel)}
     own = _beside_compiled(block, terms, software) if software.fused_elementwise else terms.residual_bytes
     beside = 0.0 if software.fused_elementwise else _unread_residuals(block, terms, kernel)
+    shares = kept_shares(pricer, block)
     return beside + sum(
-        size + own.get(name, 0.0) for name, size in terms.tensor_bytes.items() if name in names
+        size * shares.get(name, 1.0) + own.get(name, 0.0)
+        for name, size in terms.tensor_bytes.items()
+        if name in names
     )
 
 
@@ -177,7 +161,7 @@ def _at(pricer: Pricer, block: Block, terms: BlockTerms, saved: float, place: in
     until, op = block.ops[: place + 1], block.ops[place]
     sizes = terms.tensor_bytes
     moving = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs, *block.outputs[:1]))
-    alive = _recomputed_bytes(block, terms, pricer.job.attention_kernel, pricer.software, until)
+    alive = _recomputed_bytes(pricer, block, terms, until)
     behind, every = (_trained_elements(pricer, block, ops) for ops in (block.ops[place:], block.ops))
     held = alive - saved + moving + _of_scores(pricer, block, terms, op)
     held += terms.ops[op.name].held_backward
@@ -294,12 +278,13 @@ def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
 
     Of one sequence, over all devices that share it.
     """
-    shares = _kept_shares(pricer, block) | dict.fromkeys(unread(pricer.software, block), 0.0)
+    repeated, kept, *_ = rematerialised(pricer, block, policy)
+    shares = kept_shares(pricer, block, repeated) | dict.fromkeys(unread(pricer.software, block), 0.0)
     return sum(
         pricer.graph.elements(block.tensor[name])
         * pricer.element_bytes(block.tensor[name])
         * shares.get(name, 1.0)
-        for name in rematerialised(pricer, block, policy).kept
+        for name in kept
     )
 
 
@@ -333,9 +318,9 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     follows the last product. A partial policy repeats only its operators, whose inputs are kept. Operators that keep
     nothing for others are never repeated.
     """
-    kernel, software = pricer.job.attention_kernel, pricer.software
+    software = pricer.software
     repeated, kept, moved_again, exchanged = rematerialised(pricer, block, policy)
-    shares = _kept_shares(pricer, block)
+    shares = kept_shares(pricer, block, repeated)
     forward_comm = [c for cost in terms.ops.values() for c in cost.comm_forward]
     forward_comm += [c for cost in terms.edges.values() for c in cost.forward]
     backward_comm = [c for cost in terms.ops.values() for c in cost.comm_backward]
@@ -349,7 +334,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     sizes = {n: b * shares.get(n, 1.0) for n, b in terms.tensor_bytes.items()}
     saved = _saved_bytes(pricer, block, terms, policy, sizes, kept)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0
-    there = max(0.0, _recomputed_bytes(block, terms, kernel, software) - saved) + boundary
+    there = max(0.0, _recomputed_bytes(pricer, block, terms) - saved) + boundary
     return BlockCost(
         forward=sum(c.forward for c in terms.ops.values()),
         backward_input=sum(c.backward_input for c in terms.ops.values()),

@@ -25,15 +25,53 @@ def test_products_of_fewer_bits_are_faster_but_not_by_the_ratio_of_the_rates() -
     assert seconds[2] > seconds[0] / 4  # attention, the head, norms and casts stay
 
 
-def test_what_only_products_read_is_kept_as_it_was_multiplied_where_the_stack_does_so() -> None:
-    kept = [estimate(precision, "megatron").memory["activations"] for precision in ("bf16", "fp8", "fp4")]
-    assert kept[0] > kept[1] > kept[2]
-    # From 16 to 8 bits 8/16 of what products read goes, from 16 to 4 and a share of a scale 23/32 of it.
-    assert (kept[0] - kept[2]) / (kept[0] - kept[1]) == 23 / 16
+def kept(model: str, stack: str, job: dict[str, object], policy: str = "none") -> float:
+    """Bytes of activations for each token of a micro-batch."""
+    given = {"global_batch": 8, "seq_len": 512, "stack": stack, **job}
+    evaluator = Evaluator(load_model(model), load_cluster("dgx-b200:1"), Job.model_validate(given))
+    experts = 8 if model != LLAMA else 1
+    layout = Parallelism(data=8, expert=experts, zero_stage=1, shard_degree=8, recompute=policy)
+    return evaluator.estimate(layout).memory["activations"] / 512
+
+
+LLAMA = "llama-3.1-8b"
+NORMED, ACTIVATED, ATTENDED = 32 * 2 * 4096, 32 * 14336, 32 * 4096
+"""Elements for each token in its layers: what feeds a norm's product, a gate's and attention's."""
+
+
+@pytest.mark.parametrize(("scaling", "own"), [("delayed", 1), ("tensorwise", 0), ("mxfp8", 0), (None, 0)])
+def test_products_keep_casts_beside_what_attention_keeps_under_delayed_scaling(
+    scaling: str | None, own: int
+) -> None:
+    """NVIDIA/Megatron-LM@core_v0.16.1 ``core/transformer/attention.py``: ``set_save_original_input``."""
+    job = {"precision": "fp8", "fp8_scaling": scaling}
+    bf16, fp8 = (kept(LLAMA, "megatron", given) for given in ({}, job))
+    assert bf16 - fp8 == NORMED + ACTIVATED - own * ATTENDED
+    beside = kept(LLAMA, "nemo-automodel", {}) - kept(LLAMA, "nemo-automodel", job)
+    assert beside == NORMED + ACTIVATED - ATTENDED
+
+
+def test_what_products_read_in_4_bits_is_kept_so_where_the_stack_does_it() -> None:
+    bf16, fp4 = (kept(LLAMA, "megatron", {"precision": precision}) for precision in ("bf16", "fp4"))
+    assert bf16 - fp4 == (NORMED + ACTIVATED) * (2 - 9 / 16)
     of_torch = [
         estimate(precision, "torch-fsdp2").memory["activations"] for precision in ("bf16", "fp8", "fp4")
     ]
     assert of_torch[0] == of_torch[1] > of_torch[2]
+
+
+def test_routers_keep_what_they_read_in_16_bits() -> None:
+    """Of Qwen3-30B-A3B's layers, attention reads 2,048 elements, and 8 experts as many each, with 768 between."""
+    bf16, fp8 = (kept("qwen3-30b-a3b", "megatron", {"precision": precision}) for precision in ("bf16", "fp8"))
+    assert bf16 - fp8 == 48 * (2048 + 8 * (2048 + 768))
+
+
+def test_what_runs_again_reads_its_inputs_in_16_bits() -> None:
+    """Attention that is computed again keeps no result, of which its projection has a cast."""
+    bf16, fp8 = (
+        kept(LLAMA, "megatron", {"precision": precision}, "attention") for precision in ("bf16", "fp8")
+    )
+    assert bf16 - fp8 == NORMED + ACTIVATED + ATTENDED
 
 
 def test_transformer_engine_keeps_casts_of_weights_in_both_layouts() -> None:
