@@ -18,6 +18,20 @@ KEEPS_INPUTS = "keeps_inputs"
 """Attribute of frozen products that keep their inputs all the same."""
 
 
+def reads_own_norm(op: Op, block: Block) -> bool:
+    """Whether a norm is one module with the product that alone reads its result, and hands it on to an adapter.
+
+    Frozen or not, such a module keeps what it hands on.
+
+    Source: NVIDIA/TransformerEngine@v2.8 ``transformer_engine/pytorch/module/layernorm_linear.py``
+    (``return_layernorm_output``), which NVIDIA-NeMo/Megatron-Bridge@2afd2d34 ``src/megatron/bridge/peft/utils.py`` sets
+    (``get_adapter_attributes_from_linear``).
+    """
+    read = op.inputs[0]
+    normed = any(read in other.outputs and other.kind == "norm" for other in block.ops)
+    return normed and sum(read in other.inputs for other in block.ops) == 1
+
+
 def saves_inputs(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
     """Products read their inputs for the gradients of weights: not where all of these are frozen."""
     casts = weight_casts(op)

@@ -34,7 +34,7 @@ from planner.errors import InputError
 from planner.flops import reduced_dims
 from planner.graph import Block, Graph, Op, Tensor
 from planner.operators import is_in_mlp, operator_rule
-from planner.saving import KEEPS_INPUTS
+from planner.saving import KEEPS_INPUTS, reads_own_norm
 
 ALL_LINEAR = "all-linear"
 """Peft's word for every linear module of the layers."""
@@ -94,7 +94,6 @@ UNTRAINED: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {"bias": ("none",), "modules_to_save": ([], ()), "use_dora": (False,)}
 )
 """Fields of ``LoraConfig`` with which more than the two products is trained -> values with which it is not."""
-
 
 RARE = frozenset({"a2a_experimental", "bitsandbytes"})
 """Fields that are written where they say something."""
@@ -309,7 +308,9 @@ def _with_adapters(
         wanted = _wanted(op, block, targets, beside)
         base = {out: f"{out}_base" for m in wanted for out in m.results}
         tensors |= {base[out]: tensors[out].model_copy(update={"name": base[out]}) for out in base}
-        kept = {KEEPS_INPUTS: True} if adapter.keeps_inputs and any(_modules(op, block)) else {}
+        keeps = bool(beside and wanted) and reads_own_norm(op, block)
+        keeps |= adapter.keeps_inputs and any(_modules(op, block))
+        kept = {KEEPS_INPUTS: True} if keeps else {}
         outputs = tuple(base.get(out, out) for out in op.outputs)
         ops.append(op.model_copy(update={"outputs": outputs, "attributes": {**op.attributes, **kept}}))
         for module in wanted:

@@ -14,10 +14,11 @@ from planner.errors import InputError
 from planner.evaluation import Evaluator
 from planner.evaluation.setting import graph_of
 from planner.graph import BATCH, Graph, count_parameters
-from planner.models.adapters import RANK, Adapter, narrow_product
+from planner.models.adapters import RANK, Adapter, adapted, narrow_product
 from planner.models.catalog import build_graph, load_model
 from planner.plans import Estimate, Job, Parallelism
 from planner.runs.mapping import plan_from_run
+from planner.saving import KEEPS_INPUTS
 from planner.sharding.layouts import named_layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.pricing import Pricer
@@ -205,12 +206,37 @@ def test_where_gathers_overlap_an_adapter_gathers_by_itself() -> None:
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 8])
-def test_dropout_keeps_a_mask_of_whole_sequences_on_every_rank(tensor: int) -> None:
-    """It is applied to what was gathered, which the product down keeps either way."""
+@pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp8", 1)])
+def test_dropout_keeps_a_mask_of_whole_sequences_on_every_rank(
+    tensor: int, precision: str, width: int
+) -> None:
+    """It is applied to what was gathered, which the product down keeps either way.
+
+    Of what the norm made, which is then kept for itself, a rank has its part, as its product reads it.
+    """
     targets = {"target_modules": ("linear_qkv",)}
-    without = estimated({"tensor": tensor}, targets).memory["activations"]
-    dropped = estimated({"tensor": tensor}, {**targets, "lora_dropout": 0.1}).memory["activations"]
-    assert dropped - without == pytest.approx(LAYERS * SEQ * HIDDEN)
+    without = estimated({"tensor": tensor}, targets, precision=precision).memory["activations"]
+    dropout = {**targets, "lora_dropout": 0.1}
+    dropped = estimated({"tensor": tensor}, dropout, precision=precision).memory["activations"]
+    assert dropped - without == pytest.approx(LAYERS * SEQ * HIDDEN * (1 + width / tensor))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "keeping"),
+    [
+        ("llama-3.1-8b", "linear_qkv", ["qkv"]),
+        ("llama-3.1-8b", "o_proj", []),
+        ("deepseek-v3", "q_a_proj", []),
+    ],
+)
+def test_a_norm_is_one_module_with_the_product_that_alone_reads_it(
+    name: str, module: str, keeping: list[str]
+) -> None:
+    """Of DeepSeek-V3, two products make latents of what one norm made."""
+    adapter = Adapter(r=8, target_modules=(module,))
+    graph = adapted(build_graph(load_model(name), SEQ), adapter, load_software("megatron"))
+    ops = (op for block in graph.blocks for op in block.ops)
+    assert [op.name for op in ops if KEEPS_INPUTS in op.attributes] == keeping
 
 
 def test_context_ranks_share_tokens_and_sum_gradients_of_adapters() -> None:
