@@ -72,13 +72,13 @@ class Job(Given):
     narrow_gathers: bool | None = None
     """In fp8 and fp4 jobs, tensor ranks gather in 8 bits, or in 16 (scales by row); None is the stack's habit."""
     narrow_weight_gathers: bool = False
-    """In fp8 jobs, ranks that share weights cast those of products before they gather them, in 8 bits (torchao's
-    ``enable_fsdp_float8_all_gather``)."""
+    """In fp8 jobs, weights of products are gathered in 8 bits (torchao's ``enable_fsdp_float8_all_gather``)."""
     narrow_gate_inputs: bool = False
     """What gated activations read is kept in 8 bits (Megatron Core's ``activation_func_fp8_input_store``)."""
     fp8_scaling: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] | None = None
-    """In fp8 jobs, what a scale holds for, in Megatron Core's words for recipes: a whole tensor (``delayed``, by its
-    values before, and ``tensorwise``) or blocks of it. None: nobody says, and weights are cast as for blocks."""
+    """In fp8 jobs, what a scale holds for: a tensor (``delayed``, ``tensorwise``), or blocks, as where nobody says."""
+    narrow_attention: Literal["delayed", "tensorwise", "mxfp8"] | None = None
+    """In fp8 and fp4 jobs, attention reads 8 bits, scaled so, and keeps them (Transformer Engine's ``fp8_dpa``)."""
     cuda_graphs: bool = False
     """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
     graph_parts: tuple[GraphPart, ...] = ()
@@ -139,7 +139,7 @@ class Job(Given):
 
     @property
     def attention_dtype(self) -> str:
-        """Attention kernels of fp8 and fp4 jobs run in bf16, as Transformer Engine's default does."""
+        """Attention kernels of fp8 and fp4 jobs run at the rate of bf16, as Transformer Engine's default does."""
         return "bf16" if self.precision in NARROW else self.precision
 
 

@@ -66,6 +66,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.job.narrow_gate_inputs,
             "what gated activations read, kept for their backward in 8 bits",
         ),
+        "narrow_attention": (
+            lambda plan: plan.job.narrow_attention is not None,
+            "attention that reads 8 bits, and keeps them for its backward",
+        ),
         "fp8_scaling": (
             lambda plan: plan.job.fp8_scaling is not None,
             "scales of fp8 that hold for what the job says, a tensor or blocks of it",

@@ -63,6 +63,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "fused_optimizer": _fused_optimizer(run),
             "narrow_gathers": _narrow_gathers(run),
             "narrow_weight_gathers": parallel.narrow_weight_gathers,
+            "narrow_attention": parallel.narrow_attention,
             "narrow_gate_inputs": parallel.narrow_gate_inputs,
             "fp8_scaling": FP8_SCALINGS.get((parallel.precision or "").lower()),
             **read_graphs(parallel.cuda_graph or "none")._asdict(),

@@ -222,6 +222,8 @@ class ParallelSection(Section):
     """Whether blocks and loss are compiled, of PyTorch's stacks."""
     narrow_weight_gathers: bool = False
     """In fp8, weights are cast before they are gathered (torchao's ``enable_fsdp_float8_all_gather``)."""
+    narrow_attention: str | None = None
+    """Scales of attention in 8 bits, as in `Job.narrow_attention` (Transformer Engine's ``fp8_dpa``)."""
     narrow_gate_inputs: bool = False
     """What gated activations read is kept in 8 bits (Megatron Core's ``activation_func_fp8_input_store``)."""
     async_tp: bool | None = None

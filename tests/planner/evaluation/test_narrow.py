@@ -74,6 +74,39 @@ def test_what_runs_again_reads_its_inputs_in_16_bits() -> None:
     assert bf16 - fp8 == NORMED + ACTIVATED + ATTENDED
 
 
+READ = 32 * (4096 + 2 * 1024)
+"""Of queries, keys and values."""
+
+
+@pytest.mark.parametrize(
+    ("products", "attention", "less"),
+    [
+        ("delayed", "delayed", READ + ATTENDED),
+        ("tensorwise", "tensorwise", READ),
+        ("mxfp8", "mxfp8", -READ / 16),
+        ("mxfp8", "delayed", READ - ATTENDED),
+    ],
+)
+def test_attention_in_8_bits_keeps_what_its_kernels_read_again(
+    products: str, attention: str, less: float
+) -> None:
+    """NVIDIA/TransformerEngine ``FusedAttnFunc``: its result is in 16 bits but under delayed scaling.
+
+    MXFP8 has two layouts, each with a byte of scale for 32. Where attention keeps a cast of its result alone, the
+    projection of another recipe keeps it in 16 bits.
+    """
+    job = {"precision": "fp8", "fp8_scaling": products}
+    wide, narrow = (kept(LLAMA, "megatron", job | more) for more in ({}, {"narrow_attention": attention}))
+    assert wide - narrow == less
+
+
+def test_attention_that_runs_again_or_is_in_16_bits_keeps_what_it_did() -> None:
+    narrow, fp8 = {"narrow_attention": "delayed"}, {"precision": "fp8"}
+    assert kept(LLAMA, "megatron", narrow) == kept(LLAMA, "megatron", {})
+    again = [kept(LLAMA, "megatron", fp8 | more, "attention") for more in ({}, narrow)]
+    assert again[0] == again[1]
+
+
 def test_transformer_engine_keeps_casts_of_weights_in_both_layouts() -> None:
     """Of Llama-3.1-8B's layers: embedding, norms and head are not cast."""
     casts = {p: estimate(p, "megatron").memory.get("kept_casts", 0.0) for p in ("bf16", "fp8", "fp4")}

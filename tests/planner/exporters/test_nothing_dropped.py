@@ -88,6 +88,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "narrow_weight_gathers": True,
         "narrow_gate_inputs": True,
         "fp8_scaling": "delayed",
+        "narrow_attention": "delayed",
         "cuda_graphs": True,
         "graph_parts": ("attn",),
         "context_exchange": "all_to_all",
