@@ -72,7 +72,7 @@ class Job(Given):
     narrow_gathers: bool | None = None
     """In fp8 and fp4 jobs, tensor ranks gather in 8 bits, or in 16 (scales by row); None is the stack's habit."""
     narrow_weight_gathers: bool = False
-    """In fp8 jobs, weights of products are gathered in 8 bits (torchao's ``enable_fsdp_float8_all_gather``)."""
+    """In fp8 jobs, products' weights are gathered in 8 bits (torchao), and kept so (Megatron: ``fp8_param_gather``)."""
     narrow_gate_inputs: bool = False
     """What gated activations read is kept in 8 bits (Megatron Core's ``activation_func_fp8_input_store``)."""
     fp8_scaling: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] | None = None

@@ -141,7 +141,7 @@ def held_in_backward(
     late = software.gradient_life == "late"
     keeps_all = plan.zero_stage == 2 and not lie_whole(plan, software)
     gathered = 1.0 if keeps_all else 1 - 1 / stages_gathered(plan, software)
-    held += gathered * elements * least_gathered_bytes(job, weight_bytes(job))
+    held += gathered * elements * least_gathered_bytes(job, software, weight_bytes(job))
     if software.gradient_life == "backward":
         missing = looked_up / elements if elements and plan.num_microbatches == 1 else 0.0
         held += (1 - missing) * states["gradients"]

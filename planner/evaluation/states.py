@@ -17,7 +17,7 @@ from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.memory import state_bytes
 from cost_models.roofline import element_bytes
-from planner.evaluation.weights import FrozenGroup, WeightGroup
+from planner.evaluation.weights import FrozenGroup, WeightGroup, gathers_casts
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.widths import DTYPE_BYTES
@@ -34,9 +34,9 @@ def gathered_weight_bytes(job: Job, software: SoftwareSpec) -> float:
     return min(widest, DTYPE_BYTES[partitioner.product_dtype]) if partitioner is not None else widest
 
 
-def least_gathered_bytes(job: Job, widest: float) -> float:
-    """Bytes of a gathered weight, surely: of ``widest``, or of 8 bits where those of products are cast before."""
-    return min(widest, element_bytes("fp8")) if job.narrow_weight_gathers else widest
+def least_gathered_bytes(job: Job, software: SoftwareSpec, widest: float) -> float:
+    """Bytes of a gathered weight, surely: of ``widest``, or of 8 bits where those of products are gathered so."""
+    return min(widest, element_bytes("fp8")) if gathers_casts(job, software) else widest
 
 
 def stored_weight_bytes(job: Job, software: SoftwareSpec) -> float:

@@ -22,6 +22,9 @@ from planner.sharding.widths import DTYPE_BYTES
 SCALED_WHOLE = ("delayed", "tensorwise")
 """Scalings of fp8 with a scale for a whole tensor."""
 
+GATHERED_CAST = (*SCALED_WHOLE, "blockwise")
+"""Those whose casts Transformer Engine's stacks gather; MXFP8 is gathered in 16 bits, and cast behind that."""
+
 Shape = tuple[tuple[float, bool], ...]
 """Size of each dim of a weight on one device, those that its product contracts first, and whether it is a part."""
 
@@ -41,7 +44,7 @@ class WeightGroup(NamedTuple):
     alike: int = 1
     """Tensor ranks that have the same of them, where a compiler partitions programs: fewer heads than ranks."""
     narrow: float = 0.0
-    """Of ``elements``, those that are cast to 8 bits before they are gathered."""
+    """Of ``elements``, those that are in 8 bits as they are gathered."""
     multiplied: float = 0.0
     """Of ``elements``, those that products read in 8 or 4 bits."""
     unstepped: float = 0.0
@@ -117,7 +120,7 @@ def weights_of(
             if weight.role == "weight":
                 kind = axes, _alike(pricer, weight)
                 read = local if weight.name in multiplied else 0.0
-                first = read if _is_cast_first(pricer.job, weight) else 0.0
+                first = read if _is_cast_first(pricer.job, pricer.software, weight) else 0.0
                 left = 0.0 if weight.stepped else local
                 more = WeightGroup(axes, local, (), kind[1], first, read, left)
                 trained[kind] = trained[kind].plus(more) if kind in trained else more
@@ -132,12 +135,33 @@ def weights_of(
     return Weights(tuple(groups), tuple(frozen.values()))
 
 
-def _is_cast_first(job: Job, weight: Tensor) -> bool:
-    """Whether a weight of a product in 8 bits is cast before it is gathered, as those of experts are not.
+def casts_alone(job: Job, software: SoftwareSpec) -> bool:
+    """Whether casts are all there is of trained weights of products: by the stack's habit, or as a job gathers them.
 
-    Source: pytorch/ao@36027d8 ``torchao/float8/float8_linear_utils.py`` (modules that are ``nn.Linear``).
+    Source: NVIDIA/Megatron-LM@core_v0.16.1 ``megatron/core/distributed/distributed_data_parallel_config.py``
+    (``fp8_param_gather``); NVIDIA-NeMo/Megatron-Bridge@05097809 ``src/megatron/bridge/training/mixed_precision.py``
+    (not by habit where scales are of blocks, ``bf16_with_fp8_subchannel_scaling_mixed``).
     """
-    return job.narrow_weight_gathers and job.precision == "fp8" and "experts" not in weight.dims
+    asked = job.narrow_weight_gathers and job.precision == "fp8" and bool(software.cast_layouts)
+    usual = job.precision in (software.casts_alone or ()) and job.fp8_scaling != "blockwise"
+    return asked or usual
+
+
+def gathers_casts(job: Job, software: SoftwareSpec) -> bool:
+    """Whether ranks gather weights of products in 8 bits.
+
+    Source: pytorch/ao@36027d8 ``torchao/float8/float8_linear_utils.py`` (modules that are ``nn.Linear``);
+    NVIDIA/Megatron-LM@core_v0.16.1 ``megatron/core/distributed/distributed_data_parallel.py`` (buffers of
+    ``torch.uint8``) and ``param_and_grad_buffer.py`` (``is_mxfp8tensor``).
+    """
+    if job.precision == "fp8" and software.cast_layouts:
+        return casts_alone(job, software) and job.fp8_scaling in GATHERED_CAST
+    return job.precision == "fp8" and job.narrow_weight_gathers
+
+
+def _is_cast_first(job: Job, software: SoftwareSpec, weight: Tensor) -> bool:
+    """Whether a weight of a product is in 8 bits as it is gathered: of experts only where there are casts alone."""
+    return gathers_casts(job, software) and (casts_alone(job, software) or "experts" not in weight.dims)
 
 
 def cast_bytes(
@@ -148,7 +172,7 @@ def cast_bytes(
     Beyond the weights in 16 bits of which they are in place, where a stack has no others of what it trains.
     """
     each = _layouts(job, software, mesh.cluster.device.name) * element_bytes(job.precision)
-    alone = job.precision in (software.casts_alone or ())
+    alone = casts_alone(job, software)
     trained = max(0.0, each - DTYPE_BYTES[job.weight_dtype]) if alone else each
     return sum(g.multiplied * (trained if isinstance(g, WeightGroup) else each) for g in groups)
 
@@ -161,7 +185,7 @@ def narrower_bytes(groups: Iterable[WeightGroup], job: Job, software: SoftwareSp
 def narrower(job: Job, software: SoftwareSpec, device: str | None) -> float:
     """The same of an element; at most so much on whatever device, where that is None."""
     each = _layouts(job, software, device) * element_bytes(job.precision)
-    alone = job.precision in (software.casts_alone or ())
+    alone = casts_alone(job, software)
     return max(0.0, DTYPE_BYTES[job.weight_dtype] - each) if alone and each else 0.0
 
 

@@ -136,7 +136,7 @@ def _job(keys: Keys) -> dict[str, Any]:
     }
     scaling = keys.word("fp8-recipe", SCALINGS, "delayed")
     if job["precision"] == "fp8":
-        job["fp8_scaling"] = scaling
+        job |= {"fp8_scaling": scaling, "narrow_weight_gathers": keys.flag("fp8-param-gather")}
     if keys.flag("grad-reduce-in-bf16"):
         job["reduce_dtype"] = "bf16"
     keys.flag("use-flash-attn")

@@ -221,7 +221,7 @@ class ParallelSection(Section):
     compile: bool | None = None
     """Whether blocks and loss are compiled, of PyTorch's stacks."""
     narrow_weight_gathers: bool = False
-    """In fp8, weights are cast before they are gathered (torchao's ``enable_fsdp_float8_all_gather``)."""
+    """As `Job.narrow_weight_gathers` (torchao's ``enable_fsdp_float8_all_gather``)."""
     narrow_attention: str | None = None
     """Scales of attention in 8 bits, as in `Job.narrow_attention` (Transformer Engine's ``fp8_dpa``)."""
     narrow_gate_inputs: bool = False

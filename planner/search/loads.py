@@ -90,7 +90,7 @@ def loads_of(parts: Parts, evaluator: Evaluator, plan: Parallelism) -> RankLoads
     beside = min(part.workspace for part in layers)
     if plan.zero_stage == 3 and stages_gathered(plan, software) == 1:
         gathered = min(software.live_parameters, *(part.gathered for part in layers))
-        beside += gathered * least_gathered_bytes(job, gathered_weight_bytes(job, software))
+        beside += gathered * least_gathered_bytes(job, software, gathered_weight_bytes(job, software))
     loads = tuple(Load(part.number, held(part), kept * part.saved) for part in layers)
     boundary = min(part.boundary for part in layers)
     return RankLoads(loads, (held(ends[0], looked_up=True), held(ends[1])), beside, boundary)

@@ -113,12 +113,12 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "megatron fp8": (
         "a.sh",
         "--bf16 --fp8-format hybrid",
-        {"precision": "fp8", "fp8_scaling": "delayed"},
+        {"precision": "fp8", "fp8_scaling": "delayed", "narrow_weight_gathers": False},
     ),
     "megatron fp8 by blocks": (
         "a.sh",
-        "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8",
-        {"fp8_scaling": "mxfp8"},
+        "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather",
+        {"fp8_scaling": "mxfp8", "narrow_weight_gathers": True},
     ),
     "megatron fp8 by code": ("a.sh", "--fp8-format e4m3 --fp8-recipe custom", {"fp8_scaling": None}),
     "megatron bf16 scales": ("a.sh", "--bf16 --fp8-recipe mxfp8", {"fp8_scaling": None}),

@@ -9,7 +9,7 @@ from cluster_specs.software import load_software
 from planner.evaluation import Evaluator
 from planner.evaluation.memory import held_in_backward, states_of
 from planner.models.catalog import load_model
-from planner.plans import Job, Parallelism
+from planner.plans import Estimate, Job, Parallelism
 from planner.runs.mapping import plan_from_run
 
 NODE = Parallelism(tensor=8, sequence_parallel=True)
@@ -100,6 +100,45 @@ def test_experts_are_gathered_in_16_bits() -> None:
     """Of Mixtral only attention has products in 8 bits of linear layers: its router is in 32."""
     saved = weights_gathered(False, "mixtral-8x7b") - weights_gathered(True, "mixtral-8x7b")
     assert saved == pytest.approx(2 * 7 / 8 * 32 * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024))
+
+
+OPTIMIZER = Parallelism(data=8, zero_stage=1, shard_degree=8)
+
+
+def of_core(stack: str, model: str = "llama-3.1-8b", **job: Any) -> Estimate:
+    """Megatron Core's distributed optimizer over eight ranks."""
+    given = Job.model_validate({"global_batch": 8, "seq_len": 512, "precision": "fp8", "stack": stack} | job)
+    return Evaluator(load_model(model), load_cluster("dgx-h100:1"), given).estimate(OPTIMIZER)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "narrow"), [("delayed", 1), ("tensorwise", 1), ("mxfp8", 0), ("blockwise", 0), (None, 0)]
+)
+def test_recipes_gather_casts_that_are_all_there_is(scaling: str | None, narrow: int) -> None:
+    """MXFP8 is gathered in 16 bits, into the buffer of gradients; blocks have no such recipe."""
+    gathered = [
+        of_core("nemo", fp8_scaling=scaling, precision=precision).communication["all_gather"]
+        for precision in ("bf16", "fp8")
+    ]
+    assert gathered[0] - gathered[1] == pytest.approx(narrow * 7 / 8 * LINEAR)
+
+
+def test_arguments_may_ask_for_it() -> None:
+    """``--fp8-param-gather``: no weights in 16 bits beside casts in two layouts; experts are gathered so, too."""
+    asked = {"fp8_scaling": "delayed", "narrow_weight_gathers": True}
+    usual, found = of_core("megatron", fp8_scaling="delayed"), of_core("megatron", **asked)
+    sent = (each.communication["all_gather"] for each in (usual, found))
+    assert next(sent) - next(sent) == pytest.approx(7 / 8 * LINEAR)
+    held = [each.memory["weights"] + each.memory.get("kept_casts", 0.0) for each in (usual, found)]
+    assert held[0] - held[1] == pytest.approx(2 * LINEAR)
+    blocks = of_core("megatron", **asked | {"fp8_scaling": "blockwise"})
+    assert blocks.communication["all_gather"] == found.communication["all_gather"]
+    experts = [
+        of_core("megatron", "mixtral-8x7b", **given).communication["all_gather"]
+        for given in ({"fp8_scaling": "delayed"}, asked)
+    ]
+    linear = 32 * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 8 * 3 * HIDDEN * 14336)
+    assert experts[0] - experts[1] == pytest.approx(7 / 8 * linear)
 
 
 def test_nothing_is_narrower_in_16_bits() -> None:
