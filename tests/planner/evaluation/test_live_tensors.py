@@ -261,6 +261,15 @@ def test_grouped_updates_have_square_roots_that_fused_ones_have_not() -> None:
     assert several.time["optimizer"] > 1.2 * one.time["optimizer"]
 
 
+@pytest.mark.parametrize("stack", ["megatron", "megatron-serial", "nemo"])
+def test_gradients_in_one_buffer_are_reduced_where_they_are(stack: str) -> None:
+    """NVIDIA/Megatron-LM@core_v0.16.1 ``core/distributed/param_and_grad_buffer.py``: a bucket is a view of it."""
+    job = Job(global_batch=8, seq_len=512, stack=stack)
+    plan = Parallelism(data=8, zero_stage=1, shard_degree=8)
+    found = Evaluator(load_model("llama-3.1-8b"), load_cluster("dgx-h100:1"), job).estimate(plan)
+    assert not any("gradient_buffers" in moment.tensors for moment in found.memory_over_step)
+
+
 def test_every_tensor_rank_makes_the_embeddings_gradient_whole() -> None:
     """PyTorch's tracker, 70b-4/dp8-tp8-every_second-4096: 128256 x 8192 in 16 bits, of which a rank keeps an eighth."""
     run = predicted("run", {"run": OWN["torch-tracked/70b-4/dp8-tp8-every_second-4096"]})
