@@ -129,14 +129,17 @@ def _inside(
 ) -> Iterator[dict[str, float]]:
     """Backward of a layer: of what holds most in it, then of its attention beside gradients of the weights behind it.
 
-    ``left`` bytes of activations; ``gradients`` are those that wait and, once the layer is done, its own [bytes]. Its
-    part of a secondary copy goes as its weights are copied out of their gather (``FSDPParam.to_unsharded``).
+    ``left`` bytes of activations, of which attention's backward may find fewer; ``gradients`` are those that wait and,
+    once the layer is done, its own [bytes]. Its part of a secondary copy goes as its weights are copied out of their
+    gather (``FSDPParam.to_unsharded``).
     """
     waiting, own = gradients
     parts = max(0.0, rank.secondary_weights(left) - rank.layer / (rank.plan.secondary_degree or math.inf))
-    midway = max(-left, rank.midway.workspace_bytes)
+    over = rank.midway.workspace_bytes
+    kept = max(0.0, left + min(0.0, over))
+    made = waiting + rank.midway.made * own
     yield passing(left, gathered, waiting, rank.workspace) | {"secondary_weights": parts}
-    yield passing(left, gathered, waiting + rank.midway.made * own, midway) | {"secondary_weights": parts}
+    yield passing(kept, gathered, made, max(0.0, over)) | {"secondary_weights": parts}
 
 
 def _next_layer(

@@ -63,6 +63,23 @@ def test_parts_add_up_and_the_fullest_moment_is_the_peak(
     assert found.tensor_bytes <= found.reserved_bytes <= found.memory_bytes
 
 
+@pytest.mark.parametrize(
+    ("model", "stack", "seq_len"),
+    [("llama-3.1-70b", "torch-fsdp2", 2048), ("llama-3.2-1b", "transformers-fsdp2", 512)],
+)
+def test_parts_add_up_where_less_is_left_of_a_layer_than_it_saved(
+    model: str, stack: str, seq_len: int
+) -> None:
+    """As its attention's backward begins beside the gradients of its feed-forward layer, the peak here."""
+    job = Job(global_batch=16, seq_len=seq_len, stack=stack, optimizer="sgd")
+    plan = Parallelism(data=8, zero_stage=3, sharding="FULL_SHARD", shard_degree=8, num_microbatches=2)
+    found = Evaluator(load_model(model), load_cluster("dgx-h200:1"), job).estimate(plan)
+    assert found.peak_phase == "backward"
+    outside = sum(found.memory[part] for part in OUTSIDE)
+    assert found.memory_bytes - outside == pytest.approx(found.tensor_bytes)
+    assert max(at.tensor_bytes for at in found.memory_over_step) == pytest.approx(found.tensor_bytes)
+
+
 @given(micro=st.sampled_from([1, 2, 4]), **plans)
 @settings(max_examples=60, deadline=None)
 def test_larger_microbatches_never_need_less(
