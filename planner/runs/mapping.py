@@ -242,14 +242,14 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
     micro_batch = assume.default(
         "micro_batch", parallel.micro_batch, _usual_micro_batch(run, degrees, origin)
     )
-    local_batch = vocabulary.STACK_HABITS[origin.stack].splits_local_batch and degrees.pipeline > 1
     if batch is None:
         usual = MICROBATCHES_PER_STAGE * degrees.pipeline if degrees.pipeline > 1 else 1
         printed = parallel.num_microbatches or parallel.grad_accum
         return micro_batch, assume.default("num_microbatches", printed, usual)
-    if local_batch and batch == degrees.data * micro_batch:
-        micro_batch = assume.default("micro_batch", None, 1)
     accumulates = parallel.num_microbatches or parallel.grad_accum
+    splits_local = vocabulary.STACK_HABITS[origin.stack].splits_local_batch and degrees.pipeline > 1
+    if splits_local and batch == degrees.data * micro_batch:
+        micro_batch, accumulates = assume.default("micro_batch", None, 1), None
     together = degrees.tensor * degrees.context
     if origin.batch_per_device and not accumulates and batch == degrees.data * together * micro_batch:
         micro_batch = assume.default("micro_batch", None, together * micro_batch)
@@ -263,15 +263,22 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
             f"global_batch {batch} makes {number} micro-batches a step, {MOST_MICROBATCHES} are the most: "
             "it counts sequences, not tokens"
         )
+    if accumulates not in (None, number):
+        made = f"global_batch {batch} over dp {degrees.data} x micro_batch {micro_batch}"
+        assume.made.append(f"num_microbatches={number} ({made}, not {accumulates})")
     return micro_batch, number
 
 
 def _usual_micro_batch(run: RunFile, degrees: Degrees, origin: Origin) -> int:
-    """One sequence; all of a rank's in programs that print batches for each device, unless a run accumulates."""
+    """What is left of a rank's sequences for each micro-batch that it is said to accumulate; else one sequence.
+
+    All of them in programs that print batches for each device.
+    """
     parallel = run.parallel
-    accumulates = parallel.num_microbatches or parallel.grad_accum or degrees.pipeline > 1
-    each, uneven = divmod(parallel.global_batch or 1, degrees.data)
-    return each if origin.batch_per_device and not accumulates and not uneven else 1
+    said = parallel.num_microbatches or parallel.grad_accum
+    whole = origin.batch_per_device and degrees.pipeline == 1
+    each, uneven = divmod(parallel.global_batch or 1, degrees.data * (said or 1))
+    return each if (said or whole) and each and not uneven else 1
 
 
 def _virtual_stages(run: RunFile, degrees: Degrees, assume: Assumptions) -> int:

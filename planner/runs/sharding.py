@@ -41,7 +41,8 @@ def shards_of(
     """
     parallel = run.parallel
     ranks = degrees.data * degrees.context
-    stage, hybrid = parallel.zero_stage, parallel.dp_replicate is not None and parallel.dp_replicate > 1
+    copies = _copies(parallel, parallel.dp or degrees.data)
+    stage, hybrid = parallel.zero_stage, copies > 1
     if parallel.sharding is not None:
         meaning = vocabulary.mean_sharding(parallel.sharding)
         _check_sharding(parallel, meaning)
@@ -55,9 +56,19 @@ def shards_of(
         stage = assume.default("zero_stage", None, 1)
     if stage == 0:
         return Shards(0, vocabulary.SHARDING_NAMES[0], 1, ranks)
-    shard = _shard_degree(run, degrees, cluster, assume) if hybrid else ranks
+    shard = _shard_degree(run, degrees, copies, cluster, assume) if hybrid else ranks
     name = "HYBRID_SHARD" if shard < ranks and stage == 3 else vocabulary.SHARDING_NAMES[stage]
     return Shards(stage, name, shard, ranks // shard, _secondary_degree(run, stage, shard))
+
+
+def _copies(parallel: ParallelSection, data: int) -> int:
+    """Groups of the ``data`` ranks that have states of their own, as said or as shards leave them."""
+    shard, copies = parallel.dp_shard, parallel.dp_replicate
+    found = copies or data // (shard or data)
+    if found * (shard or data // found) != data:
+        said = " x ".join(f"{n} {d}" for n, d in (("dp_shard", shard), ("dp_replicate", copies)) if d)
+        raise InputError(f"{said}: the {data} data-parallel ranks are dp_shard x dp_replicate")
+    return found
 
 
 def _check_sharding(parallel: ParallelSection, meaning: vocabulary.ShardingMeaning) -> None:
@@ -76,12 +87,14 @@ def _secondary_degree(run: RunFile, stage: int, shard: int) -> int | None:
     return reshard if number and stage == 3 and 1 < reshard < shard else None
 
 
-def _shard_degree(run: RunFile, degrees: Degrees, cluster: ClusterSpec, assume: Assumptions) -> int:
-    """Ranks over which a hybrid sharding shards: as printed, else those of one node."""
+def _shard_degree(
+    run: RunFile, degrees: Degrees, copies: int, cluster: ClusterSpec, assume: Assumptions
+) -> int:
+    """Ranks over which a hybrid sharding shards: as printed, as ``copies`` leave them, else those of one node."""
     parallel = run.parallel
     ranks = degrees.data * degrees.context
     printed = re.search(r"FSDP=(\d+)|groups of (\d+)", parallel.sharding or "")
-    shard = parallel.fsdp_degree
+    shard = parallel.fsdp_degree or (ranks // copies if copies > 1 else None)
     if parallel.dp_shard is not None:
         shard = parallel.dp_shard * degrees.context
     elif printed is not None:

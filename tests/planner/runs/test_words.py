@@ -293,7 +293,7 @@ def test_a_part_of_a_sequence_for_each_device_is_no_micro_batch() -> None:
     [
         ({"dp": 8, "tp": 1, "pp": 1}, (4, 1)),
         ({"dp": 4, "tp": 2, "pp": 1}, (8, 1)),
-        ({"dp": 8, "tp": 1, "pp": 1, "grad_accum": 2}, (1, 4)),
+        ({"dp": 8, "tp": 1, "pp": 1, "grad_accum": 2}, (2, 2)),
         ({"dp": 4, "tp": 1, "pp": 2}, (1, 8)),
         ({"dp": 8, "tp": 1, "pp": 1, "micro_batch": 2}, (2, 2)),
     ],
