@@ -180,6 +180,10 @@ class PriceSpec(Given):
         }[kind]
 
 
+MOST_DEVICES = 10**8
+"""Of a cluster: larger numbers are taken for mistakes, as to find what divides them takes for ever."""
+
+
 class ClusterSpec(Record):
     """A cluster of equal nodes: ``links`` are tiers, innermost first; a TPU slice has a ``torus`` as well.
 
@@ -218,6 +222,8 @@ class ClusterSpec(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClusterSpec":
+        if self.num_devices > MOST_DEVICES:
+            raise ValueError(f"a cluster has at most {MOST_DEVICES:,} devices, got {self.num_devices:,}")
         if self.torus is not None:
             self._check_torus(self.torus)
         self._check_links()

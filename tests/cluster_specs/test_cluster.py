@@ -18,8 +18,11 @@ TORUS = load_cluster("tpu-v7x:4x4x4*2").model_dump()
     ("fields", "change", "words"),
     [
         (DGX, {"nodes": 0}, "nodes: must be greater than 0"),
+        (DGX, {"nodes": 1e30}, "nodes: is too large a number, found 1e\\+30"),
+        (DGX, {"nodes": 10**8}, "at most 100,000,000 devices, got 800,000,000"),
         (DGX, {"nodes": 8}, "links join 32 of 64 devices"),
         (DGX, {"links": DGX["links"][::-1]}, "order links innermost first"),
+        (DGX, {"links": {"fabric": "roce"}}, "links: must be a list"),
         (DGX, {"links": ()}, "links join 1 of 32 devices"),
         (TORUS, {"devices_per_node": 64}, "torus 4x4x4 has 128 devices, not 64"),
         (TORUS, {"torus": TORUS["torus"] | {"wrap": (True,)}}, "one entry per dimension"),
