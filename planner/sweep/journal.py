@@ -7,6 +7,7 @@ was finished; a line that was cut off by the kill is dropped when the file is op
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -20,6 +21,13 @@ from planner.sweep.answers import Answer
 SCHEMA: Final = "meshwright/sweep-journal/1"
 
 
+def _line(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+FIRST_LINE = _line({"schema": SCHEMA})
+
+
 class Journal:
     """Answers by key, in a file of JSON lines; a context manager that holds the file for itself."""
 
@@ -29,6 +37,8 @@ class Journal:
         Raises ``InputError`` where the file is something else or in use, ``OSError`` where it cannot be written.
         """
         self.path = path
+        if path.is_dir():
+            raise InputError(f"{path} is a folder, not the file of a journal")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
@@ -40,7 +50,7 @@ class Journal:
 
     def add(self, key: str, answer: Answer) -> None:
         """Keep an answer; it is on the disk when this returns."""
-        self._write({"key": key, "answer": answer.model_dump(mode="json", exclude_none=True)})
+        self._write(_line({"key": key, "answer": answer.model_dump(mode="json", exclude_none=True)}))
         self.answers[key] = answer
 
     def __enter__(self) -> "Journal":
@@ -61,17 +71,17 @@ class Journal:
         self._file.seek(0)
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            self._file.truncate(whole)
         lines = content[:whole].splitlines()
-        if not lines:
-            self._write({"schema": SCHEMA})
-            return {}
-        if self._parsed(lines[0], 1).get("schema") != SCHEMA:
+        ours = self._parsed(lines[0], 1).get("schema") == SCHEMA if lines else FIRST_LINE.startswith(content)
+        if not ours:
             raise InputError(
                 f"{self.path} is no journal of a sweep: expected schema {SCHEMA!r} in its first line"
             )
-        return dict(self._entry(line, number) for number, line in enumerate(lines[1:], start=2))
+        answers = dict(self._entry(line, number) for number, line in enumerate(lines[1:], start=2))
+        self._file.truncate(whole)  # only now, since what has no end of line may be any other file
+        if not lines:
+            self._write(FIRST_LINE)
+        return answers
 
     def _entry(self, line: bytes, number: int) -> tuple[str, Answer]:
         fields = self._parsed(line, number)
@@ -93,7 +103,7 @@ class Journal:
             )
         return fields
 
-    def _write(self, fields: dict[str, object]) -> None:
-        self._file.write(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
         self._file.flush()
         os.fsync(self._file.fileno())

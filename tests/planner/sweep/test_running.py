@@ -161,10 +161,29 @@ def test_a_line_cut_off_is_dropped(tmp_path: Path) -> None:
     assert journal.read_bytes() == whole[: whole[:-1].rfind(b"\n") + 1]
 
 
+@pytest.mark.parametrize("kept", [0, 1, 20])
+def test_a_journal_cut_off_in_its_first_line_begins_anew(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "points.jsonl"
+    with Journal(path):
+        first = path.read_bytes()
+    path.write_bytes(first[:kept])
+    with Journal(path) as journal:
+        assert journal.answers == {}
+    assert path.read_bytes() == first
+
+
+def test_a_folder_is_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder"):
+        Journal(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ("not json\n", "line 1: not a JSON object"),
+        ("not json", "is no journal of a sweep"),
+        ('{"schema": "meshwright/plan/1"}', "expected schema"),
+        ('{\n  "schema": "meshwright/plan/1"\n}', "line 1: not a JSON object"),
         ('{"schema": "something/1"}\n', "expected schema"),
         ('{"schema": "meshwright/sweep-journal/1"}\n{"key": "a"}\n', "line 2: 'answer' is missing"),
         ('{"schema": "meshwright/sweep-journal/1"}\n{"key": "a", "answer": {"status": "odd"}}\n', "line 2"),
