@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.units import format_bandwidth
+from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.plans import Estimate, Job, Parallelism, Plan
 from planner.search import faster_pipeline
@@ -110,8 +112,8 @@ def _memory_optimisations(walk: Walk) -> Decision:
     if walk.job.optimizer == "adamw":
         small = walk.job.model_copy(update={"optimizer": "adamw8bit"})
         tried.append(walk.step("with an 8-bit optimizer too", full, small))
-    if walk.cluster.device.host_bandwidth is not None:
-        away = full.model_copy(update={"offload": ("optimizer",)})
+    away = full.model_copy(update={"offload": ("optimizer",)})
+    with suppress(InputError):  # hosts at an unknown distance and some optimizers have no price
         tried.append(walk.step("or with the optimizer on the host", away))
     return Decision("Do memory optimisations make it fit one device?", tuple(tried))
 

@@ -308,6 +308,15 @@ def test_one_device_has_no_network_to_speak_of() -> None:
     assert "Does one rtx4090 do?" in text
 
 
+def test_the_guide_leaves_out_a_host_that_cannot_update() -> None:
+    """What muon's products cost there is not known."""
+    muon = plan("llama-3.2-1b", "dgx-h100:1", global_batch=8, seq_len=1024, optimizer="muon")
+    assert "on the host" in explain(
+        muon.model_copy(update={"job": muon.job.model_copy(update={"optimizer": "sgd"})})
+    )
+    assert "on the host" not in explain(muon)
+
+
 # --- compare --------------------------------------------------------------------------------------------
 
 
