@@ -83,9 +83,11 @@ def fewer_devices(answer: Plan, pins: Pins | None = None) -> Plan | None:
     least = cluster.num_devices * answer.estimate.mfu
     for part in (part for part in rounder_clusters(cluster) if part.num_devices >= least):
         evaluator = Evaluator(answer.model, part, answer.job)
-        pipelines = answer.plan.pipeline > 1 or searches_pipelines(evaluator, pins)
-        if found := Search(evaluator, pins, "time").best_below(below, pipelines):
-            best, below = evaluator, found.estimate.step_time_s
+        with suppress(InputError):  # pins may be of all devices
+            check_pins(evaluator, pins)
+            pipelines = answer.plan.pipeline > 1 or searches_pipelines(evaluator, pins)
+            if found := Search(evaluator, pins, "time").best_below(below, pipelines):
+                best, below = evaluator, found.estimate.step_time_s
     return _alone(best, pins) if best is not None else None
 
 

@@ -188,6 +188,14 @@ def test_where_nothing_divides_fewer_nodes_are_named_for_which_there_are_plans()
     assert plan("llama-3.1-8b", "dgx-h100:36", **question).estimate is not None
 
 
+def test_where_degrees_of_all_devices_are_pinned_no_fewer_are_looked_at() -> None:
+    """They have no place for the last stage."""
+    question = {"global_batch": 7, "seq_len": 4096, "pipeline": 3}
+    free = plan("llama-3.2-1b", "dgx-h100:1x3", **question)
+    pinned = plan("llama-3.2-1b", "dgx-h100:1x3", **question, data=1, tensor=1, context=1)
+    assert (pinned.plan, pinned.estimate) == (free.plan, free.estimate)
+
+
 def test_a_kernel_written_for_the_device_is_named_with_the_time_that_the_plan_then_takes() -> None:
     question = {"global_batch": 16, "seq_len": 65536}
     answer = plan("llama-3.1-8b", "dgx-h100:1", **question)
