@@ -57,6 +57,7 @@ PLAIN = {
     "string_type": "must be text",
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
+    "union_tag_not_found": "has no field that says of which kind it is",
 }
 """Kinds of problems that a user would not know by what pydantic says of them."""
 

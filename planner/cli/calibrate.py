@@ -61,6 +61,8 @@ def calibrate(
     from planner.calibration.fitting import misfits
     from planner.calibration.measurements import to_json_lines
 
+    if path is not None:
+        _check_is_toml(path)
     found = _logged(nccl_log or [], collective, data or [])
     if here:
         measured = _measured(device, output.quiet)
@@ -79,6 +81,12 @@ def calibrate(
         files[save] = to_json_lines(found)
     write_files(files)
     _show(answer, tuple(map(str, files)), output)
+
+
+def _check_is_toml(path: Path) -> None:
+    """A cluster file is read as its name ends; a pipe or a device may have any name."""
+    if path.suffix.lower() != ".toml" and (path.is_file() or not path.exists()):
+        raise InputError(f"--output {path}: a calibrated cluster is written as TOML; end its name with .toml")
 
 
 def _logged(logs: list[Path], collective: str | None, files: list[Path]) -> "tuple[Measurement, ...]":

@@ -161,7 +161,11 @@ def validate(
         write_files({plot: parity_page(answer)})
     _answer(_dump(answer), output, lambda: _report("validation_report")(answer))
     if not summary.compared:
-        raise InputError(f"nothing was compared: {summary.skipped} of {len(answer.rows)} runs were skipped")
+        runs_in_all = len(answer.rows)
+        others = ", the others have nothing measured" if summary.skipped < runs_in_all else ""
+        raise InputError(
+            f"nothing was compared: {summary.skipped} of {runs_in_all} runs were skipped{others}"
+        )
 
 
 def export(

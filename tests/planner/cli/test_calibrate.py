@@ -85,6 +85,25 @@ def test_files_that_are_no_log(cli: Cli, tmp_path: Path, content: bytes, said: s
     assert said in line
 
 
+@pytest.mark.parametrize("name", ["mine.json", "mine.txt", "mine"])
+def test_a_file_that_no_command_would_read_as_toml_is_not_written(
+    cli: Cli, tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / name
+    result = cli("calibrate", "dgx-a100-80g", "--nccl-log", str(LOG), "-o", str(file))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "end its name with .toml" in result.stderr
+    assert not file.exists()
+
+
+def test_a_measurement_of_no_kind_is_told(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "measured.jsonl"
+    file.write_text('{"seconds": 1}\n')
+    result = cli("calibrate", "dgx-a100-80g", "--data", str(file))
+    assert result.exit_code == 2
+    assert "line 1: has no field that says of which kind it is" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
