@@ -39,7 +39,7 @@ def scan(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
         collected = runner.rows.collected(title, made[carried:])
         return place(made[:carried], "carry", "writes"), place(collected, "stack", "reads")
 
-    start = place([plain(x) for x in operands[consts : consts + carried]], "carry", "writes")
+    start = place([plain(x) for x in operands[consts : consts + carried]], "carry", "reads")
     scanned = [*place([plain(x) for x in arrays], "slice", "reads"), *besides]
     options = {k: params[k] for k in ("length", "reverse", "unroll")}
     state, stacked = jax.lax.scan(step, start, scanned, **options)
@@ -72,7 +72,7 @@ def while_loop(runner: Any, equation: Any, title: str, operands: list[Any]) -> l
         made = runner.in_body().body(inner.jaxpr, inner.consts, fixed, f"{title}/")
         return place([plain(x) for x in made], "carry", "writes")
 
-    start = place([plain(x) for x in operands[tests + consts :]], "carry", "writes")
+    start = place([plain(x) for x in operands[tests + consts :]], "carry", "reads")
     left = place(jax.lax.while_loop(goes_on, step, start), "carry", "writes")
     runner.copies.note(left, _numbered(f"{title}:", left))
     return left
@@ -173,8 +173,9 @@ def _at_boundary(runner: Any, array: Any, name: str, side: str) -> Any:
     if site is None:
         return array
     reader = name if side == "reads" else ""
+    dims = getattr(site, side) or site.writes  # numbers that a loop starts from are read by nothing
     with jax.named_scope(scope_of(name)):
-        return runner.put(array, partition_of(getattr(site, side)[0], site.sharding.split), reader)
+        return runner.put(array, partition_of(dims[0], site.sharding.split), reader)
 
 
 def _numbered(beginning: str, arrays: Sequence[Any]) -> list[str]:

@@ -39,7 +39,15 @@ from planner.tracing.applying.sites import Site, sites_of
 from planner.tracing.applying.views import View, partition_of, split_of, through
 from planner.tracing.factors import Rule
 from planner.tracing.layouts import Partition
-from planner.tracing.reading.jax_calls import bound, call_constants, calls, label, runs_again
+from planner.tracing.reading.jax_calls import (
+    bound,
+    call_constants,
+    call_operands,
+    calls,
+    label,
+    one_by_one,
+    runs_again,
+)
 from planner.tracing.reading.jax_functions import traced, without_static
 from planner.tracing.reading.jax_record import output_names
 from planner.tracing.reading.jax_rules import JAX_RULES
@@ -214,17 +222,17 @@ class _Runner:
         def read(atom: Any) -> Any:
             return Known(atom.val) if hasattr(atom, "val") else values[atom]
 
-        for index, equation in enumerate(jaxpr.eqns):
-            title = prefix + label(equation, index)
-            operands = [read(atom) for atom in equation.invars]
-            inner = calls(equation)
-            if inner is not None:
-                constants = call_constants(equation)
-                made = self.body(inner, constants, self._apart(equation, operands), f"{title}/")
-            else:
-                with jax.named_scope(scope_of(self._owner(title))):
-                    made = self._equation(equation, title, operands)
-            values.update(zip(equation.outvars, made, strict=True))
+        for index, whole in enumerate(jaxpr.eqns):
+            for equation, title in one_by_one(whole, prefix + label(whole, index)):
+                operands = [read(atom) for atom in equation.invars]
+                inner = calls(equation)
+                if inner is not None:
+                    given = self._apart(equation, call_operands(equation, operands))
+                    made = self.body(inner, call_constants(equation), given, f"{title}/")
+                else:
+                    with jax.named_scope(scope_of(self._owner(title))):
+                        made = self._equation(equation, title, operands)
+                values.update(zip(equation.outvars, made, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
     def _on_parts(self, equation: Any, title: str, site: Site | None, operands: list[Any]) -> list[Any]:

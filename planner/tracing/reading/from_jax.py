@@ -15,9 +15,11 @@ from planner.tracing.reading.jax_arguments import Leaf, leaves_of, ties_of, watc
 from planner.tracing.reading.jax_calls import (
     ATTENTION,
     branch_name,
+    call_operands,
     calls,
     kernel_names,
     label,
+    one_by_one,
     runs_again,
     test_name,
     work,
@@ -138,11 +140,11 @@ class _Importer:
         def named(atom: Any) -> str | None:
             return None if hasattr(atom, "val") else names[atom]
 
-        for index, equation in enumerate(jaxpr.eqns):
-            title = place.prefix + label(equation, index)
-            given = [named(atom) for atom in equation.invars]
-            made = self._equation(equation, title, given, place)
-            names.update(zip(equation.outvars, made, strict=True))
+        for index, whole in enumerate(jaxpr.eqns):
+            for equation, title in one_by_one(whole, place.prefix + label(whole, index)):
+                given = [named(atom) for atom in equation.invars]
+                made = self._equation(equation, title, given, place)
+                names.update(zip(equation.outvars, made, strict=True))
         return [named(atom) for atom in jaxpr.outvars]
 
     def _equation(
@@ -153,7 +155,7 @@ class _Importer:
             joined = str(equation.params.get("name", "")).startswith(ATTENTION)
             within = place._replace(kernel=title) if joined else place
             within = within._replace(again=title) if runs_again(equation) else within
-            return self._call(inner, given, f"{title}/", within)
+            return self._call(inner, call_operands(equation, given), f"{title}/", within)
         followed = _FOLLOWED.get(equation.primitive.name)
         if followed is not None:
             return followed(self, equation, title, given, place)

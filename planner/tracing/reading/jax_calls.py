@@ -21,6 +21,10 @@ CALLS = {
 }
 """Primitive that calls a function -> its parameter that holds it."""
 
+SOLVER = "custom_linear_solve"
+"""Solves a linear system by a function that it has for that, beside those that derivatives need
+(jax ``_src/custom_derivatives.py``, ``lax/control_flow/solves.py``)."""
+
 ATTENTION = "meshwright_attention"
 """Begins the names of calls that are one attention (`planner.tracing.reading.jax_attention`)."""
 
@@ -28,8 +32,11 @@ APART = ("remat2.", "checkpoint.", ATTENTION)
 """Calls that compute for themselves: what is in them is not merged with what is computed elsewhere."""
 
 
-PLACES = frozenset({"mesh_cast", "reshard", "sharding_constraint"})
+PLACES = frozenset({"device_put", "mesh_cast", "reshard", "sharding_constraint"})
 """Primitives that say where an array is to lie, which is the plan's to say."""
+
+TOGETHER = frozenset({"device_put", "optimization_barrier"})
+"""Primitives that hand on any number of arrays, which have nothing to do with each other, each as it is."""
 
 
 def bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
@@ -43,10 +50,34 @@ def bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
     return list(made) if equation.primitive.multiple_results else [made]
 
 
+def one_by_one(equation: Any, title: str) -> list[tuple[Any, str]]:
+    """An equation, as one for each array that it hands on, with their names."""
+    if equation.primitive.name not in TOGETHER or len(equation.outvars) == 1:
+        return [(equation, title)]
+    pairs = zip(equation.invars, equation.outvars, strict=True)
+    return [(equation.replace(invars=[a], outvars=[v]), f"{title}:{k}") for k, (a, v) in enumerate(pairs)]
+
+
 def calls(equation: Any) -> Any | None:
     """The function that an equation calls, or None."""
-    inner = equation.params.get(CALLS.get(equation.primitive.name, ""))
+    inner = _called(equation)
     return None if inner is None else getattr(inner, "jaxpr", inner)
+
+
+def _called(equation: Any) -> Any | None:
+    if equation.primitive.name == SOLVER:
+        return equation.params["jaxprs"].solve
+    return equation.params.get(CALLS.get(equation.primitive.name, ""))
+
+
+def call_operands(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Those of its ``operands`` that the called function gets: a solver has others, for its derivatives."""
+    if equation.primitive.name != SOLVER:
+        return list(operands)
+    counts = equation.params["const_lengths"]
+    start = counts.matvec + counts.vecmat
+    end = start + counts.solve
+    return [*operands[start:end], *operands[end + counts.transpose_solve :]]
 
 
 def runs_again(equation: Any) -> bool:
@@ -57,7 +88,7 @@ def runs_again(equation: Any) -> bool:
 
 def call_constants(equation: Any) -> Sequence[Any]:
     """Arrays that the called function brings along."""
-    return getattr(equation.params[CALLS[equation.primitive.name]], "consts", ())
+    return getattr(_called(equation), "consts", ())
 
 
 def branch_name(title: str, number: int) -> str:

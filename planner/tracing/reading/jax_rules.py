@@ -85,11 +85,6 @@ def _folded(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], d
     return loops.rule("loop", [dims] * count + [()] * (len(inputs) - count), [left] * count)
 
 
-def _whole(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
-    """Steps that depend on all numbers of those before."""
-    return opaque(inputs, outputs)
-
-
 def _created(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
     made, seeds = created(outputs), opaque(inputs, ())
     shift = len(made.sizes)
@@ -255,7 +250,6 @@ JAX_RULES: Mapping[str, JaxRule] = MappingProxyType(
         "ragged_dot_general": _ragged,
         "scaled_matmul": _scaled,
         "scaled_matmul_wrapper": _scaled,
-        "custom_linear_solve": _whole,
         "reduce": _folded,
         "conv_general_dilated": _convolution,
         "gather": _gather,

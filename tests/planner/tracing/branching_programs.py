@@ -32,6 +32,32 @@ def line_search() -> Case:
     return step, {"up": f(64, 256), "down": f(256, 64)}, f(512, 64), f(512, 64)
 
 
+def trust_region() -> Case:
+    """A step by conjugate gradients: each pass of the solver is a derivative of a gradient over all that was seen."""
+
+    def logits(p: Any, x: Any) -> Any:
+        return jax.nn.log_softmax(jnp.tanh(x @ p["up"]) @ p["down"])
+
+    def step(p: Any, x: Any, action: Any, gain: Any) -> Any:
+        old = jax.lax.stop_gradient(logits(p, x))
+
+        def loss(p: Any) -> Any:
+            return -(jnp.take_along_axis(logits(p, x), action[:, None], 1)[:, 0] * gain).mean()
+
+        def distance(p: Any) -> Any:
+            return (jnp.exp(old) * (old - logits(p, x))).sum(-1).mean()
+
+        def curvature(along: Any) -> Any:
+            _, turned = jax.jvp(jax.grad(distance), (p,), (along,))
+            return jax.tree.map(lambda a, b: a + 0.1 * b, turned, along)
+
+        way, _ = jax.scipy.sparse.linalg.cg(curvature, jax.grad(loss)(p), maxiter=3)
+        p, way = jax.lax.optimization_barrier((p, way))
+        return jax.tree.map(lambda weight, move: weight - 0.1 * move, p, way)
+
+    return step, {"up": f(32, 256), "down": f(256, 16)}, f(512, 32), i(512), f(512)
+
+
 def curvature_now_and_then() -> Case:
     """A branch that computes again what is computed around it, before and after."""
 

@@ -226,10 +226,24 @@ def test_slices_in_a_loop_are_not_the_rows_of_it() -> None:
     assert sum(op.primitive == "slice" for op in program.operations) == 3
 
 
-def test_what_a_solver_does_stays_whole() -> None:
-    program = from_jax(jnp.linalg.solve, W, W)
-    (solver,) = (op for op in program.operations if op.primitive == "custom_linear_solve")
-    assert set(solver.whole) == set(range(len(solver.sizes)))
+def test_what_a_solver_does_is_followed() -> None:
+    """A decomposition and what it solves, a matrix each; not what derivatives would need."""
+    matrices, sides = (jax.ShapeDtypeStruct((16, 8, n), "float32") for n in (8, 2))
+    program = from_jax(jnp.linalg.solve, matrices, sides)
+    steps = {op.primitive: op for op in program.operations if op.primitive in ("lu", "triangular_solve")}
+    assert len(steps) == 2
+    for op in steps.values():
+        assert op.sizes[0] == 16
+        assert 0 not in op.whole
+
+
+def test_arrays_that_are_handed_on_together_have_nothing_to_do_with_each_other() -> None:
+    """Of any shapes, by a barrier or to a device."""
+    arrays = {"a": jax.ShapeDtypeStruct((16, 8), "float32"), "b": jax.ShapeDtypeStruct((8, 8), "float32")}
+    for hand_on in (jax.lax.optimization_barrier, jax.device_put):
+        program = from_jax(lambda given, hand_on=hand_on: hand_on(jax.tree.map(jnp.sin, given)), arrays)
+        views = [op for op in program.operations if op.kind == "view"]
+        assert [op.sizes for op in views] == [(16, 8), (8, 8)]
 
 
 def test_narrow_numbers_with_scales_are_a_product() -> None:

@@ -82,6 +82,18 @@ def test_what_a_loop_asks_is_planned_and_asked_once_more_than_it_runs() -> None:
 
 @pytest.mark.jax
 @pytest.mark.usefixtures("warm")
+def test_passes_of_a_solver_are_split_and_exchange_what_is_priced() -> None:
+    """It was one operator on whole arrays, so that every device did all of its work, at no cost."""
+    program = from_jax(*branching_programs.trust_region(), trips=3)
+    plan = shard(program, slow_cluster(1), {"data": 2, "model": 4}, seconds=60)
+    assert any(c.times == 3 for c in plan.collectives)
+    answer = verify_program(plan, f"{HERE}/branching_programs.py:trust_region")
+    assert answer.passed, answer.failures()
+    assert not answer.operators
+
+
+@pytest.mark.jax
+@pytest.mark.usefixtures("warm")
 def test_operands_of_batches_in_two_dims_are_not_gathered() -> None:
     """XLA left to itself gathered an operand whole for each of three products, and did one sum twice."""
     plan = shard(from_jax(*mixed_programs.axial()), slow_cluster(2), {"a": 2, "b": 4, "c": 2}, seconds=20)
