@@ -101,7 +101,7 @@ class _Importer:
         self.replicated: list[str] = []
         self.notes: list[str] = []
         self.needed: list[str] = []
-        """What says whether loops go on, and what is printed: needed, though nothing reads it."""
+        """What says whether loops go on and which branch is taken, and what is printed: needed, though not read."""
 
     def run(self, closed: Any, leaves: Sequence[Leaf], ties: Sequence[tuple[int, int]]) -> Program:
         jaxpr = closed.jaxpr
@@ -292,8 +292,9 @@ class _Importer:
         self.to.record(title, equation, [name], [title], laid.rule, inside, laid.splits)
 
     def _cond(self, equation: Any, title: str, given: list[str | None], place: Place) -> Sequence[str | None]:
-        """The branch with the most work, as if it were always taken."""
+        """The branch with the most work, as if it were always taken; what says so is computed nevertheless."""
         branches = equation.params["branches"]
+        self.needed += (n for n in given[:1] if n is not None)
         number = max(range(len(branches)), key=lambda i: work(branches[i].jaxpr))
         self.notes.append(
             f"{title} taken as its branch {number} of {len(branches)}, the one with the most work"

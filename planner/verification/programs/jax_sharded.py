@@ -30,6 +30,9 @@ from planner.verification.programs.functions import load_function, print_answer,
 from planner.verification.programs.hlo import listed_collectives
 from planner.verification.programs.numbers import NOISE, output_of
 
+TYPES = ("float16", "bfloat16", "float32", "float64")
+"""Of which a rounding is what inputs are moved by."""
+
 _SCOPES = re.compile(re.escape(SCOPE) + r"([^\]]*)\]")
 
 
@@ -59,7 +62,8 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
     if taken > task["most_bytes"]:
         return {**found, "mesh": dict(small.mesh), "bytes": taken}
     given = filled(arguments, sharded.program)
-    near = given, nudged(given), nudged(given, NOISE)
+    share = rounding(sharded.program)
+    near = given, nudged(given, share), nudged(given, NOISE * share)
     expected, *moved = (alone(*(x if places is None else jax.device_put(x, places))) for x in near)
     check_finite(expected, task["function"])
     placed = jax.device_put(given, input_shardings(small, _mesh(small), given))
@@ -191,14 +195,20 @@ def check_finite(outputs: Any, target: str) -> None:
             )
 
 
-def nudged(arguments: Any, roundings: int = 1) -> Any:
-    """The same, every number by so many roundings off, up or down by chance."""
+def rounding(program: Program) -> float:
+    """Of the coarsest type that a program computes in: weights may be finer than what is made of them."""
+    types = {jnp.dtype(v.dtype) for v in program.values if v.dtype in TYPES}
+    return max((float(jnp.finfo(t).eps) for t in types), default=0.0)
+
+
+def nudged(arguments: Any, share: float) -> Any:
+    """The same, every number by a share of itself off, or what it can be, up or down by chance."""
     rng = np.random.default_rng(0)
 
     def moved(array: Any) -> Any:
         if not jnp.issubdtype(array.dtype, jnp.floating):
             return array
-        step = roundings * float(jnp.finfo(array.dtype).eps) * rng.choice([-1.0, 1.0], array.shape)
+        step = max(share, float(jnp.finfo(array.dtype).eps)) * rng.choice([-1.0, 1.0], array.shape)
         return (array * (1 + step)).astype(array.dtype)
 
     return jax.tree.map(moved, jax.tree.map(jnp.asarray, arguments))

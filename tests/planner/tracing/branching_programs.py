@@ -32,6 +32,21 @@ def line_search() -> Case:
     return step, {"up": f(64, 256), "down": f(256, 64)}, f(512, 64), f(512, 64)
 
 
+def skipped_if_not_finite() -> Case:
+    """A step that is taken if all numbers of all gradients are finite: to ask for that is a pass over them."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return jnp.square(jnp.tanh(x @ p["up"]) @ p["down"] - y).mean()
+
+    def step(p: Any, x: Any, y: Any) -> Any:
+        slopes = jax.grad(loss)(p, x, y)
+        finite = jnp.stack([jnp.isfinite(slope).all() for slope in jax.tree.leaves(slopes)]).all()
+        moved = lambda: jax.tree.map(lambda weight, slope: weight - 0.1 * slope, p, slopes)  # noqa: E731
+        return jax.lax.cond(finite, moved, lambda: p)
+
+    return step, {"up": f(64, 256), "down": f(256, 64)}, f(512, 64), f(512, 64)
+
+
 def trust_region() -> Case:
     """A step by conjugate gradients: each pass of the solver is a derivative of a gradient over all that was seen."""
 

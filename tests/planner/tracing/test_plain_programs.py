@@ -34,6 +34,7 @@ NAMES = [
 ]  # fmt: skip
 AGAIN = [
     "curvature_now_and_then", "chosen_classes", "added_again", "named_again", "whole_in_a_branch", "printed",
+    "skipped_if_not_finite",
 ]  # fmt: skip
 SIGNALS = ["mixed_by_fourier", "speech", "columns", "rotations", "framed", "filter_of_positions", "volume"]
 IMAGES = ["large_image", "spread_image"]

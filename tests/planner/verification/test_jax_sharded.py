@@ -9,11 +9,19 @@ jax = pytest.importorskip("jax")
 
 from planner import from_jax  # noqa: E402
 from planner.errors import InputError  # noqa: E402
-from planner.verification.programs.jax_sharded import check_finite, compared, filled, nudged  # noqa: E402
+from planner.verification.programs.jax_sharded import (  # noqa: E402
+    check_finite,
+    compared,
+    filled,
+    nudged,
+    rounding,
+)
 from planner.verification.programs.numbers import NOISE  # noqa: E402
 from planner.verification.record import Check, Verification  # noqa: E402
 
 pytestmark = pytest.mark.jax
+
+EPS = 2.0**-23
 
 
 def test_an_output_may_move_as_by_roundings_of_the_inputs() -> None:
@@ -28,7 +36,7 @@ def test_an_output_may_move_as_by_roundings_of_the_inputs() -> None:
         }
 
     x = jax.numpy.linspace(0.1, 0.9, 64)
-    expected, moved = function(x), function(*nudged((x,)))
+    expected, moved = function(x), function(*nudged((x,), EPS))
     other = {k: v + 0.5 * abs(v - moved[k]).max() for k, v in expected.items()}
     assert {o["name"]: o["error"] for o in compared(other, expected, moved, expected)} == {
         f"output['{name}']": 0.0 for name in expected
@@ -36,7 +44,7 @@ def test_an_output_may_move_as_by_roundings_of_the_inputs() -> None:
     wrong = {**expected, "twice": expected["twice"].at[3].add(0.01)}
     found = {o["name"]: o["error"] for o in compared(wrong, expected, moved, expected)}
     assert found["output['twice']"] == pytest.approx(0.01 / 1.8, rel=1e-3)
-    assert 0 < abs(nudged((x,))[0] - x).max() <= 2.0**-23
+    assert 0 < abs(nudged((x,), EPS)[0] - x).max() <= EPS
 
 
 def test_a_number_may_lie_on_either_side_of_a_bend_that_is_near() -> None:
@@ -46,11 +54,26 @@ def test_a_number_may_lie_on_either_side_of_a_bend_that_is_near() -> None:
         return {"slope": jax.numpy.where(x > 1, 1.0, 0.01), "twice": 2 * x}
 
     x = jax.numpy.full(8, 1 + 4 * 2.0**-23)
-    near = [function(*nudged((x,), off)) for off in (1, NOISE)]
+    near = [function(*nudged((x,), off * EPS)) for off in (1, NOISE)]
     expected = function(x)
     found = {**expected, "slope": expected["slope"].at[3].set(0.01)}
     assert [o["error"] for o in compared(found, expected, *near)] == [0, 0]
     assert compared(found, expected, near[0], near[0])[0]["error"] == pytest.approx(0.99)
+
+
+def test_weights_are_moved_by_a_rounding_of_what_is_computed_of_them() -> None:
+    """Signs of a gradient in 16 bits, as an optimizer takes them, turn where sums are in another order."""
+
+    def step(weight: Any, x: Any) -> Any:
+        return weight - jax.numpy.sign((x @ weight.astype("bfloat16")).astype("float32"))
+
+    weight = jax.ShapeDtypeStruct((8,), "float32")
+    mixed = from_jax(step, weight, jax.ShapeDtypeStruct((8, 8), "bfloat16"))
+    assert rounding(mixed) == 2.0**-7
+    assert rounding(from_jax(jax.numpy.sin, weight)) == EPS
+    assert rounding(from_jax(jax.numpy.invert, jax.ShapeDtypeStruct((8,), "int32"))) == 0
+    ones = jax.numpy.ones(64)
+    assert abs(nudged(ones, rounding(mixed)) - 1).max() == 2.0**-7
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
