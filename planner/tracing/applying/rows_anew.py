@@ -106,7 +106,7 @@ class RowsAnew:
             if was is not None and not was.dropped:
                 found[id(was.array)] = named[f"{title}/slice.{i}"] = row
         return [
-            self._anew(was.array, found, named) if was is not None and was.dropped else row
+            self._anew(was.array, was.scan, found, named) if was is not None and was.dropped else row
             for was, row in zip(first, rows, strict=False)
         ]
 
@@ -135,11 +135,16 @@ class RowsAnew:
         return f"{title}/stack.{place}" in self.dropped
 
     def _anew(
-        self, array: Any, known: dict[int, Any], named: Mapping[str, Any], reads: Mapping[str, str] = NOTHING
+        self,
+        array: Any,
+        scan: str,
+        known: dict[int, Any],
+        named: Mapping[str, Any],
+        reads: Mapping[str, str] = NOTHING,
     ) -> Any:
         """An array of the first body in the second, for an operator that ``reads`` some of the rows that are ``named``.
 
-        Views are made for each operator, of the row that this reads.
+        Views are made for each operator, of the row that this reads. What was made outside of ``scan`` is there.
         """
         import jax
 
@@ -149,9 +154,12 @@ class RowsAnew:
         made = self.runner.second.made.get(id(array))
         if id(array) in known or made is None:
             return known.get(id(array), array)
+        within = made.title.startswith(f"{scan}/")
+        if not within and self.runner.second.maker(array) not in self.sharding:
+            return array
         site = self.runner.sites.get(made.title)
         own = reads if site is None else self.reads.get(site.operation.name, NOTHING)
-        operands = [self._anew(x, known, named, own) for x in made.operands]
+        operands = [self._anew(x, scan, known, named, own) for x in made.operands]
         if site is not None and site.operation.name in self.sharding:
             site = site._replace(sharding=self.sharding[site.operation.name])
         with jax.named_scope(scope_of(site.operation.name if site else made.title)):

@@ -42,14 +42,14 @@ class SecondRuns:
         """Operands of an equation, made anew where its operator comes late."""
         if not any(reader.name == late for _, late in self.late_readers):
             return operands
-        waits = [self._maker(x) for x in operands]
+        waits = [self.maker(x) for x in operands]
         again = [w is not None and (w, reader.name) in self.late_readers for w in waits]
         trigger = next(
             (x for x, a in zip(operands, again, strict=True) if not a and hasattr(x, "shape")), None
         )
         return [self._anew(x, trigger) if a else x for x, a in zip(operands, again, strict=True)]
 
-    def _maker(self, array: Any) -> str | None:
+    def maker(self, array: Any) -> str | None:
         """The operator whose output an array is, or is a view of."""
         _, array = self.runner.outside.get(id(array), (array, array))
         made = self.made.get(id(array))
@@ -57,7 +57,7 @@ class SecondRuns:
             return None
         if made.title in self.runner.sites:
             return str(self.runner.sites[made.title].operation.name)
-        makers = (self._maker(x) for x in made.operands)
+        makers = (self.maker(x) for x in made.operands)
         return next((m for m in makers if m is not None), None)
 
     def _anew(self, array: Any, trigger: Any) -> Any:
@@ -67,7 +67,7 @@ class SecondRuns:
         _, array = self.runner.outside.get(id(array), (array, array))
         if id(array) in self.again:
             return self.again[id(array)]
-        made, maker = self.made.get(id(array)), self._maker(array)
+        made, maker = self.made.get(id(array)), self.maker(array)
         if made is None or maker is None or maker not in self.sharding:
             return self._held_back(array, trigger)
         operands = [self._anew(x, trigger) for x in made.operands]
