@@ -25,10 +25,13 @@ def drop_dead(program: Program) -> Program:
                 needed.update(sources[n] for n in op.outputs if n in sources)
         grew = len(needed) > before
     dropped = len(program.operations) - len(kept)
-    ties = tuple(
-        t for t in program.ties if t.source in needed or program.value[t.source].role != "intermediate"
-    )
     operations = [op for i, op in enumerate(program.operations) if i in kept]
+    made = {*program.inputs, *(n for op in operations for n in op.outputs)}
+    ties = tuple(  # what comes round may be wanted for itself, where nobody wants the state that it would be
+        t
+        for t in program.ties
+        if t.target in made and (t.source in needed or program.value[t.source].role != "intermediate")
+    )
     return finished(program.with_parts(ties=ties), operations, _note(dropped, "unused dropped"))
 
 

@@ -38,15 +38,18 @@ def _kept(again: Again, first: Option) -> AgainOption:
 
 
 def _copies(nodes: Nodes, chosen: Sequence[NodeOption], wanted: Nodes) -> Iterator[NodeOption]:
-    """Options of the copies that are ``wanted``; of those that second runs have for themselves, none is held."""
+    """Options of the copies that are ``wanted``; of those that second runs have for themselves, none is held.
+
+    Where early and late readers shared one, either part of them has one that lies so.
+    """
     first_copy = len(wanted.inputs) + len(wanted.operations)
     known = list(zip(_owners(nodes), chosen[first_copy : nodes.first_again], strict=True))
-    of_several = {copy: o for (copy, own), o in known if own is None}
+    of_several = [(copy, o) for (copy, own), o in known if own is None]
     of_one = {own: o for (_, own), o in known if own is not None}
     sources = {link.target: link.source for link in wanted.links if link.copied}
     for k, (copy, own) in enumerate(_owners(wanted)):
         if own is None:
-            yield of_several[copy]
+            yield next(o for whole, o in of_several if _holds(whole, copy))
         elif own in of_one:
             yield of_one[own]
         else:
@@ -54,6 +57,11 @@ def _copies(nodes: Nodes, chosen: Sequence[NodeOption], wanted: Nodes) -> Iterat
             layout = left_layout(chosen[source.node], source.place)
             assert layout is not None
             yield CopyOption(layout, held=False)
+
+
+def _holds(whole: Copy, part: Copy) -> bool:
+    """Whether readers of ``part`` are among those of ``whole``."""
+    return whole.value == part.value and whole.first <= part.first and part.last <= whole.last
 
 
 def _owners(nodes: Nodes) -> Iterator[tuple[Copy, Slot | None]]:

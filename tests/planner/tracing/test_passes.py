@@ -38,6 +38,17 @@ def test_what_a_carry_needs_stays() -> None:
     assert {"sin", "add"} <= set(kept)
 
 
+def test_a_state_that_nobody_reads_goes_with_what_comes_round_to_it() -> None:
+    """Though that is wanted for itself: the mean of each pass, and that of the last one, which is dropped."""
+
+    def step(carry: Any, row: Any) -> Any:
+        mean = jnp.sin(row).mean()
+        return (carry[0] + mean, mean), None
+
+    program = drop_dead(traced(lambda x: jax.lax.scan(step, (0.0, 0.0), x)[0][0])).checked()
+    assert len(program.ties) == 1
+
+
 def test_the_same_expression_is_computed_once() -> None:
     program = traced(lambda x: jnp.sin(x) + jnp.sin(x))
     assert primitives(merge_equal(program)) == ["sin", "add"]

@@ -3,10 +3,12 @@
 import math
 import time
 from functools import cache
+from typing import Any
 
 import pytest
 
-pytest.importorskip("jax")
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
 from jax_layers import Sizes, block  # noqa: E402
 
 from planner.intra_op.answers import NetworkAnswer  # noqa: E402
@@ -64,6 +66,30 @@ def test_all_kept_takes_as_much_time_and_memory_as_before(own: bool) -> None:
     there, here = plain.estimate(best), again.estimate(chosen_options(again.problem, start))
     assert here.seconds == pytest.approx(there.seconds)
     assert here.memory_bytes == pytest.approx(there.memory_bytes)
+
+
+def test_readers_of_one_copy_that_a_second_run_stands_between_have_a_copy_each() -> None:
+    """What is made beside it is wanted again long after it was, so that both run again amid readers of one copy."""
+
+    def step(weight: Any, x: Any) -> Any:
+        early = jnp.sin(x)
+        often = jnp.exp(early)
+        state = early @ weight
+        for _ in range(8):
+            state = jnp.tanh(often @ (often.T @ state))
+        late = early.T @ state
+        return often @ (late @ often.T @ often)
+
+    arrays = (jax.ShapeDtypeStruct((rows, 64), "float32") for rows in (64, 256))
+    fast = set_up(from_jax(step, *arrays), "dgx-h100:1", {"data": 2, "model": 4})
+    plain = tabulated(fast.pricer, fast.nodes, math.inf, fast.optimizer_share, None)
+    again = may_recompute(plain)
+    assert len(again.nodes.copies) == len(plain.nodes.copies) + 1
+    best = chosen(plain, solved(plain, math.inf))
+    start = with_all_kept(plain.nodes, best, again)
+    assert start is not None
+    there, here = plain.estimate(best), again.estimate(chosen_options(again.problem, start))
+    assert here.seconds == pytest.approx(there.seconds)
 
 
 def test_what_does_not_fit_is_no_start() -> None:
