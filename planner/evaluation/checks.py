@@ -8,7 +8,8 @@ from cluster_specs.software import SoftwareSpec
 from planner.evaluation.cuts import ENDS
 from planner.evaluation.setting import Setting
 from planner.graph import Graph, has_scans
-from planner.models.adapters import RANK, adapts_products, narrow_product
+from planner.models.adapter_steps import RANK, narrow_product
+from planner.models.adapters import adapts_products
 from planner.plans import Parallelism
 
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from planner.graph import Block, Op
-from planner.models.adapters import is_later_step
+from planner.models.adapter_steps import is_later_step
 from planner.models.dropout import is_dropout
 from planner.operators import ROUTING_KINDS, operator_rule
 from planner.plans import NARROW

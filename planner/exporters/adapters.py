@@ -26,7 +26,7 @@ DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "flo
 
 
 def check_adapter(plan: Plan, target: str) -> None:
-    """Raises ``Unsupported`` where ``target`` trains whole models only, or not what the plan's stack adapts."""
+    """Raises ``Unsupported`` where ``target`` trains whole models only, or not what the plan's stack adapts, nor so."""
     if plan.job.adapter is None:
         return
     if target not in ADAPTING:
@@ -34,6 +34,10 @@ def check_adapter(plan: Plan, target: str) -> None:
     if adapts_products(load_software(plan.job.stack)):
         raise Unsupported(
             f"target {target} adapts modules one by one, stack {plan.job.stack} products: plan with --stack hf-fsdp"
+        )
+    if plan.job.adapter.lora_dropout and plan.job.adapter.dropout_position == "post":
+        raise Unsupported(
+            f"target {target} drops what adapters read, not what they add: give no dropout_position"
         )
 
 

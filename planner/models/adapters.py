@@ -15,10 +15,9 @@ Megatron Core's own, in 16 bits also where Transformer Engine's are in 8).
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import (
     BeforeValidator,
@@ -32,48 +31,32 @@ from cluster_specs.record import Given, RecordT
 from cluster_specs.software import SoftwareSpec
 from planner.errors import InputError
 from planner.flops import reduced_dims
-from planner.graph import Block, Graph, Op, Tensor
+from planner.graph import Block, Graph, Op
+from planner.models.adapter_steps import (
+    ALONE,
+    GATHERED,
+    RANK,
+    Adapted,
+    Base,
+    DropoutPosition,
+    Habits,
+    steps_beside,
+)
 from planner.operators import is_in_mlp, operator_rule
 from planner.saving import KEEPS_INPUTS, reads_own_norm
 
 ALL_LINEAR = "all-linear"
 """Peft's word for every linear module of the layers."""
 
-RANK = "adapter_rank"
-"""Dim between the two products of an adapter."""
-
 PRODUCTS: Mapping[str, str] = MappingProxyType(
     {"linear_qkv": "qkv", "linear_proj": "attn_out", "linear_fc1": "gate_up", "linear_fc2": "down"}
 )
 """Megatron Core's names of products that are adapted whole -> the operator of a layer."""
 
-ALONE = "alone"
-"""Attribute of steps that are kernels by themselves on stacks whose other chains of such operators are fused."""
-
-GATHERED = "gathered"
-"""Attribute of steps that read their input as the product beside them gathered it over tensor ranks."""
-
-Base = Literal["nf4", "int8", "fp8", "bf16"]
-
 
 def _listed(given: object) -> object:
     return tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else given
 
-
-DROPOUT_PASSES: Mapping[str, float] = MappingProxyType(
-    {"eager_passes": 5 / 4, "eager_backward_passes": 11 / 6}
-)
-"""Bytes of its kernels over those of one pass forward (2 read, 2 written) and backward (twice what is read).
-
-Forward ``native_dropout`` writes a mask, too (2 + 2 + 1). Backward it reads that (2 + 1 + 2), and autograd adds what
-comes of it to the gradient that the module's frozen product sends to the same input (2 + 2 + 2).
-"""
-
-CLONE_BYTES: Mapping[str | None, int] = MappingProxyType({"nf4": 4})
-"""Type of the frozen weights -> bytes that copying the result before the sum moves an element.
-
-Source: huggingface/peft ``src/peft/tuners/lora/bnb.py`` (``Linear4bit.forward``: ``result.clone()``).
-"""
 
 INDIFFERENT = frozenset(
     {
@@ -95,8 +78,8 @@ UNTRAINED: Mapping[str, tuple[object, ...]] = MappingProxyType(
 )
 """Fields of ``LoraConfig`` with which more than the two products is trained -> values with which it is not."""
 
-RARE = frozenset({"a2a_experimental", "bitsandbytes"})
-"""Fields that are written where they say something."""
+RARE = frozenset({"a2a_experimental", "bitsandbytes", "dropout_position"})
+"""Fields that are written where they say something else than for most."""
 
 
 class Adapter(Given):
@@ -114,6 +97,8 @@ class Adapter(Given):
     """Last words of the names of the modules that are adapted, or ``all-linear``."""
     lora_dropout: float = Field(default=0, ge=0, lt=1)
     """Share of an adapter's inputs that is dropped; a mask of them is kept for the backward."""
+    dropout_position: DropoutPosition = "pre"
+    """What is dropped: inputs, as peft does, or what an adapter adds (NeMo's word; AutoModel's habit)."""
     base: Base | None = None
     """Type in which linear weights of layers are stored, to be widened where they are used; None: that of training.
     Embedding, head, norms and biases are never quantised. In ``fp8``, as they are multiplied."""
@@ -140,7 +125,10 @@ class Adapter(Given):
     def _written(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without what most adapters have not: an exchange of tensor ranks, and a library that is named."""
         written: dict[str, Any] = fields(self)
-        return {name: value for name, value in written.items() if value or name not in RARE}
+        usual = type(self).model_fields
+        return {
+            name: value for name, value in written.items() if name not in RARE or value != usual[name].default
+        }
 
     @property
     def keeps_inputs(self) -> bool:
@@ -156,24 +144,9 @@ class Adapter(Given):
         """As people say it: ``LoRA r=16 on q_proj, v_proj``."""
         kind = "QLoRA" if self.base == "nf4" else "LoRA"
         stored = f", frozen weights in {self.base}" if self.base else ""
-        dropped = f", dropout {self.lora_dropout:g}" if self.lora_dropout else ""
+        after = " of what is added" if self.dropout_position == "post" else ""
+        dropped = f", dropout {self.lora_dropout:g}{after}" if self.lora_dropout else ""
         return f"{kind} r={self.r} on {', '.join(self.target_modules)}{dropped}{stored}"
-
-
-def sum_passes(base: Base | None) -> Mapping[str, float]:
-    """The same of ``result + lora_B(...) * scaling``: product (2 + 2) and sum (4 + 2), and of 4 bits a copy.
-
-    Backward the product's alone, as sums and copies hand their gradient on.
-    """
-    return {"eager_passes": (10 + CLONE_BYTES.get(base, 0)) / 6, "eager_backward_passes": 4 / 10}
-
-
-class _Adapted(NamedTuple):
-    """One module that is adapted: its weights, each with what the product makes of it."""
-
-    name: str
-    weights: tuple[Tensor, ...]
-    results: tuple[str, ...]
 
 
 def adapted(graph: Graph, adapter: Adapter, software: SoftwareSpec | None = None) -> Graph:
@@ -251,7 +224,7 @@ def _linear_modules(block: Block) -> dict[str, str]:
     return {m.name.rpartition(".")[2]: m.name for op in block.ops for m in _modules(op, block)}
 
 
-def _modules(op: Op, block: Block) -> Iterator[_Adapted]:
+def _modules(op: Op, block: Block) -> Iterator[Adapted]:
     """Linear modules of a product, of which a fused one has several results; nothing else has any."""
     if operator_rule(op).arithmetic != "matmul":
         return
@@ -260,7 +233,7 @@ def _modules(op: Op, block: Block) -> Iterator[_Adapted]:
     paired = [(w, out) for w, out in zip(factors, op.outputs, strict=False) if w.path.endswith(".weight")]
     for path in dict.fromkeys(w.path for w, _ in paired):
         weights, results = zip(*((w, out) for w, out in paired if w.path == path), strict=True)
-        yield _Adapted(path.removesuffix(".weight"), weights, results)
+        yield Adapted(path.removesuffix(".weight"), weights, results)
 
 
 def _frozen(block: Block) -> Block:
@@ -278,15 +251,15 @@ def _unstepped(block: Block) -> Block:
     return _changed(block, tensors=tuple(tensors))
 
 
-def _together(modules: list[_Adapted]) -> list[_Adapted]:
+def _together(modules: list[Adapted]) -> list[Adapted]:
     """``modules`` of one product as one."""
     weights, results = (
         tuple(chain.from_iterable(parts)) for parts in zip(*(m[1:] for m in modules), strict=True)
     )
-    return [_Adapted(modules[0].name, weights, results)]
+    return [Adapted(modules[0].name, weights, results)]
 
 
-def _wanted(op: Op, block: Block, targets: Iterable[str], together: bool) -> list[_Adapted]:
+def _wanted(op: Op, block: Block, targets: Iterable[str], together: bool) -> list[Adapted]:
     """Modules of ``op`` that are adapted; all of a product, as one, where a stack has them ``together``."""
     modules = list(_modules(op, block))
     wanted = [m for m in modules if m.name.rpartition(".")[2] in targets]
@@ -297,9 +270,11 @@ def _with_adapters(
     block: Block, targets: Iterable[str], adapter: Adapter, software: SoftwareSpec | None
 ) -> Block:
     beside = adapts_products(software)
-    habits: dict[str, bool] = {ALONE: True} if beside else {}
+    attributes: dict[str, bool] = {ALONE: True} if beside else {}
     if software is not None and beside and not software.overlap_tensor:
-        habits[GATHERED] = True
+        attributes[GATHERED] = True
+    dropout = adapter.dropout_position if adapter.lora_dropout else None
+    habits = Habits(dropout, adapter.base, attributes)
     adapts = any(_wanted(op, block, targets, beside) for op in block.ops)
     joined = software is not None and software.adapts == "units" and adapts
     tensors = {t.name: t for t in (_unstepped if joined else _frozen)(block).tensors}
@@ -314,87 +289,7 @@ def _with_adapters(
         outputs = tuple(base.get(out, out) for out in op.outputs)
         ops.append(op.model_copy(update={"outputs": outputs, "attributes": {**op.attributes, **kept}}))
         for module in wanted:
-            made, steps = _steps(module, tensors[op.inputs[0]], tensors, adapter, habits)
+            made, steps = steps_beside(module, tensors[op.inputs[0]], tensors, habits)
             tensors |= {t.name: t for t in made}
             ops += steps
     return _changed(block, tensors=tuple(tensors.values()), ops=tuple(ops))
-
-
-def _steps(
-    module: _Adapted,
-    x: Tensor,
-    tensors: dict[str, Tensor],
-    adapter: Adapter,
-    habits: Mapping[str, bool],
-) -> tuple[list[Tensor], list[Op]]:
-    """Dropout, down to the rank, up again, and the sum with what the frozen weight made: ``y + B A x``.
-
-    Where tensor ranks share the sequence, Transformer Engine hands on the normed input that it gathered for its own
-    product, unless its gathers overlap products (Megatron-Bridge ``get_adapter_attributes_from_linear``).
-    """
-    name = module.weights[0].name
-    inner = [d for d in module.weights[0].dims if d in x.dims]
-    made = partial(x.model_copy)
-    down = Tensor(
-        name=f"{name}_lora_a", dims=(RANK, *inner), role="weight", path=f"{module.name}.lora_A.weight"
-    )
-    narrow = made(
-        update={"name": f"{name}_lora_down", "dims": (*(d for d in x.dims if d not in inner), RANK)}
-    )
-    added, steps, read = [down, narrow], list[Op](), x
-    if adapter.lora_dropout:
-        read = made(update={"name": f"{name}_lora_input"})
-        mask = made(update={"name": f"{name}_lora_mask", "dtype": "bool"})
-        added += [read, mask]
-        dropped: dict[str, bool | str | float] = {
-            "linear": True,
-            "mask": mask.name,
-            **DROPOUT_PASSES,
-            **habits,
-        }
-        steps.append(_op(f"{name}_lora_dropout", "elementwise", (x,), (read,), attributes=dropped))
-    shared = {name: True for name in habits if name == GATHERED}
-    steps.append(_op(down.name, "matmul", (read,), (narrow,), (down,), shared))
-    results = [tensors[out] for out in module.results]
-    ups = [
-        Tensor(
-            name=f"{w.name}_lora_b",
-            dims=(*(d for d in w.dims if d not in inner), RANK),
-            role="weight",
-            path=f"{module.name}.lora_B.weight",
-        )
-        for w in module.weights
-    ]
-    deltas = [out.model_copy(update={"name": f"{out.name}_lora"}) for out in results]
-    steps.append(_op(ups[0].name, "matmul", (narrow,), deltas, ups))
-    bases = [tensors[f"{out.name}_base"] for out in results]
-    # One sum for all parts of a fused module, as they are views of one array.
-    summed = {**sum_passes(adapter.base), **{name: True for name in habits if name == ALONE}}
-    steps.append(_op(f"{name}_lora_add", "add", (*bases, *deltas), results, attributes=summed))
-    return [*added, *ups, *deltas], steps
-
-
-def narrow_product(op: Op, block: Block) -> Literal["down", "up"] | None:
-    """Which of an adapter's two products ``op`` is: down to the rank, or up again; None: neither."""
-    if any(RANK in block.tensor[name].dims for name in op.outputs):
-        return "down"
-    return "up" if any(RANK in block.tensor[name].dims for name in op.inputs) else None
-
-
-def is_later_step(op: Op) -> bool:
-    """Whether it is one of an adapter's steps other than the product down to the rank."""
-    return op.name.endswith(("_lora_dropout", "_lora_b", "_lora_add"))
-
-
-def _op(
-    name: str,
-    kind: str,
-    inputs: Iterable[Tensor],
-    outputs: Iterable[Tensor],
-    weights: Iterable[Tensor] = (),
-    attributes: Mapping[str, bool | str | float] = MappingProxyType({}),
-) -> Op:
-    names = [tuple(t.name for t in group) for group in (inputs, outputs, weights)]
-    return Op(
-        name=name, kind=kind, inputs=names[0], outputs=names[1], weights=names[2], attributes=attributes
-    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cost_models.collectives import COLLECTIVES
 from cost_models.compute import stream_seconds
 from planner.graph import HEAD_DIMS, KV_HEAD_DIMS, Block, Op
-from planner.models.adapters import narrow_product
+from planner.models.adapter_steps import narrow_product
 from planner.sharding.costs import Comm, OpCost
 from planner.sharding.spec import Strategy, input_spec
 

@@ -7,7 +7,7 @@ from cluster_specs.habits import ActivationKernels
 from cluster_specs.software import SoftwareSpec
 from cost_models.compute import cast_seconds, element_bytes, stream_seconds
 from planner.graph import Block, Op, trained_weights
-from planner.models.adapters import ALONE
+from planner.models.adapter_steps import ALONE
 from planner.operators import ROUTING_KINDS, operator_rule
 from planner.plans import Job
 from planner.saving import weight_casts

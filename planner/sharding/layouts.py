@@ -10,7 +10,7 @@ Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2
 from collections.abc import Mapping
 
 from planner.graph import BATCH, HEAD_DIMS, TOKEN_DIMS, Block, Op
-from planner.models.adapters import GATHERED, RANK, narrow_product
+from planner.models.adapter_steps import GATHERED, RANK, narrow_product
 from planner.operators import operator_rule
 from planner.sharding.mesh import EXPERT_AXES
 from planner.sharding.spec import Sizes, Strategy

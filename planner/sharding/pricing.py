@@ -16,7 +16,7 @@ from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import product_dtype, stream_seconds
 from cost_models.routing import Groups, once_per_node
 from planner.graph import BATCH, Block, Graph, Op, Tensor, trained_weights
-from planner.models.adapters import RANK, narrow_product
+from planner.models.adapter_steps import RANK, narrow_product
 from planner.operators import operator_rule
 from planner.plans import NARROW, Job
 from planner.sharding.between import attention_cost, product_cost

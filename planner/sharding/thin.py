@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from cost_models.compute import stream_seconds
 from planner.graph import TOKEN_DIMS, Block, Op, Tensor
-from planner.models.adapters import GATHERED, RANK, narrow_product
+from planner.models.adapter_steps import GATHERED, RANK, narrow_product
 from planner.sharding.costs import Comm, EdgeCost
 from planner.sharding.layouts import adapter_dim
 from planner.sharding.resharding import Move, moves

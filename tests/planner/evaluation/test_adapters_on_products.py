@@ -14,7 +14,8 @@ from planner.errors import InputError
 from planner.evaluation import Evaluator
 from planner.evaluation.setting import graph_of
 from planner.graph import BATCH, Graph, count_parameters
-from planner.models.adapters import RANK, Adapter, adapted, narrow_product
+from planner.models.adapter_steps import RANK, narrow_product
+from planner.models.adapters import Adapter, adapted
 from planner.models.catalog import build_graph, load_model
 from planner.plans import Estimate, Job, Parallelism
 from planner.runs.mapping import plan_from_run

@@ -70,3 +70,11 @@ def test_adapters_of_products_are_no_adapters_of_modules() -> None:
     plan = tiny_plan(job={"precision": "fp8", "stack": "megatron", "adapter": adapter}, data=4)
     with pytest.raises(Unsupported, match="hf-trainer adapts modules one by one, stack megatron products"):
         export(plan, "hf-trainer")
+
+
+@pytest.mark.parametrize("target", sorted(ADAPTING))
+def test_dropout_of_what_adapters_add_is_no_word_of_peft(target: str) -> None:
+    behind = planned(lora_dropout=0.1, dropout_position="post")
+    with pytest.raises(Unsupported, match=f"target {target} drops what adapters read, not what they add"):
+        export(behind, target)
+    assert export(planned(lora_dropout=0.0, dropout_position="post"), target)

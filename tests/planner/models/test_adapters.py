@@ -13,7 +13,8 @@ from cluster_specs.software import load_software
 from planner.errors import InputError
 from planner.flops import Counting
 from planner.graph import Graph, count_parameters
-from planner.models.adapters import RANK, Adapter, adapted
+from planner.models.adapter_steps import RANK
+from planner.models.adapters import Adapter, adapted
 from planner.models.catalog import build_graph, load_model
 from planner.operators import backward_flops, forward_flops, model_flops, saved_tensors
 from planner.sharding.kernels import passes
@@ -138,6 +139,40 @@ def test_dropout_keeps_a_mask_and_what_is_left_for_each_adapter() -> None:
     assert "attn_normed" not in kept
 
 
+def test_dropout_behind_an_adapter_keeps_its_input_and_a_mask_of_what_it_adds() -> None:
+    """As autograd does for NeMo AutoModel's ``LinearLoRA``, whose frozen product keeps nothing."""
+    torch = pytest.importorskip("torch")
+    rows, width, rank, made = 3, 16, 2, 40
+    x = torch.randn(rows, width, requires_grad=True)
+    frozen, down, up = torch.randn(made, width), torch.randn(rank, width), torch.randn(made, rank)
+    weights = {t.data_ptr() for t in (frozen, down.requires_grad_(), up.requires_grad_())}
+    saved: dict[int, int] = {}
+
+    def note(tensor: Any) -> Any:
+        if tensor.data_ptr() not in weights:
+            saved[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    linear = torch.nn.functional.linear
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
+        added = linear(linear(x, down), up) * 2.0
+        linear(x, frozen) + torch.nn.functional.dropout(added, 0.1, training=True)
+    assert sorted(saved.values()) == sorted((rows * width, rows * rank, rows * made))
+
+    layer = llama(lora_dropout=0.1, dropout_position="post").block["layer"]
+    kept = set(saved_tensors(layer, "none"))
+    assert {"attn_normed", "wq_lora_down", "q_lora_mask", "v_lora_mask"} <= kept
+    assert kept.isdisjoint({"wq_lora_input", "q_lora", "q_lora_left"})
+    assert layer.tensor["v_lora_mask"].dims == layer.tensor["v"].dims
+
+
+def test_where_dropout_is_is_written_where_it_is_not_where_peft_has_it() -> None:
+    assert "dropout_position" not in Adapter(r=8, lora_dropout=0.1).model_dump(mode="json")
+    behind = Adapter(r=8, lora_dropout=0.1, dropout_position="post")
+    assert Adapter.model_validate(behind.model_dump(mode="json")) == behind
+    assert str(behind) == "LoRA r=8 on q_proj, v_proj, dropout 0.1 of what is added"
+
+
 def test_a_fused_module_has_one_adapter() -> None:
     """Phi-3's query, key and value share a parameter: rank x (3072 + 9216)."""
     fused = adapted(build_graph(load_model("phi-3-mini-4k"), 512), Adapter(r=4, target_modules=("qkv_proj",)))
@@ -186,16 +221,23 @@ def test_fields_of_peft_that_train_more_are_refused(field: str, value: object) -
         Adapter.model_validate({"r": 8, field: value})
 
 
-@pytest.mark.parametrize(("base", "summed"), [(None, 10), ("nf4", 14)])
-def test_steps_of_an_adapter_move_as_many_bytes_as_torch_dispatches(base: str | None, summed: int) -> None:
+@pytest.mark.parametrize(
+    ("base", "summed", "position", "dropped"),
+    [(None, 10, "pre", 11), ("nf4", 14, "pre", 11), (None, 10, "post", 5)],
+)
+def test_steps_of_an_adapter_move_as_many_bytes_as_torch_dispatches(
+    base: str | None, summed: int, position: str, dropped: int
+) -> None:
     """An element of what each step makes, as PyTorch 2.13's dispatcher shows ``y + B(A(dropout(x))) * 2`` in 16 bits.
 
     Forward ``native_dropout`` 2 + 2 + 1, ``mul`` 2 + 2 and ``add`` 4 + 2, beside 4 bits ``clone`` 2 + 2; backward
-    ``mul`` 2 + 2, ``native_dropout_backward`` 2 + 1 + 2 and ``add`` 4 + 2 of both gradients of ``x``.
+    ``mul`` 2 + 2, ``native_dropout_backward`` 2 + 1 + 2 and ``add`` 4 + 2 of both gradients of ``x``, which dropout of
+    what is added has no part in.
     """
-    layer = llama(lora_dropout=0.1, base=base, target_modules=("o_proj",)).block["layer"]
+    adapter = {"lora_dropout": 0.1, "dropout_position": position, "base": base, "target_modules": ("o_proj",)}
+    layer = llama(**adapter).block["layer"]
     eager, compiled = load_software("hf-fsdp"), load_software("torch-fsdp2")
-    for step, inputs, moved in (("_lora_dropout", 1, (5, 11)), ("_lora_add", 2, (summed, 4))):
+    for step, inputs, moved in (("_lora_dropout", 1, (5, dropped)), ("_lora_add", 2, (summed, 4))):
         (op,) = (op for op in layer.ops if op.name.endswith(step))
         once = 2 * inputs + 2, 2 * 2 * inputs + 2
         found = tuple(n * each for n, each in zip(once, passes(eager, op), strict=True))
