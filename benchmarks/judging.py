@@ -104,6 +104,7 @@ LIVE = {
     "torch_stages": "the same of stages in PyTorch's pipelines (`benchmarks/tracking_stages.py`)",
     "torch_adapters": "the same with adapters on frozen weights (`benchmarks/tracking_adapters.py`)",
     "torch_eight_bits": "the same of torchao's layers in 8 bits (`benchmarks/tracking_eight_bits.py`)",
+    "torch_early_steps": "the same of weights stepped within the backward (`benchmarks/tracking_early_steps.py`)",
     "torch_replicas": "the same of DistributedDataParallel (`benchmarks/tracking_replicas.py`)",
     "adapters": "published peaks of adapters on devices",
     "xla_memory": "buffers assigned by XLA, compiled for TPU topologies",

@@ -301,8 +301,12 @@ def tracked(
     built: Callable[[], Any],
     parallelised: Callable[[Any, Mapping[str, Any], Any], None],
     loss: Callable[[Any, Any], Any],
+    optimizers_of: Callable[[Any, str], tuple[Any, ...]] = lambda model, name: OPTIMIZERS[name](model),
 ) -> dict[str, float]:
-    """Peak in the second step of the model that is ``built``; ``loss`` takes it and its tokens."""
+    """Peak in the second step of the model that is ``built``; ``loss`` takes it and its tokens.
+
+    ``optimizers_of`` a model are those that are left to step once the backward is done.
+    """
     import torch
     import torch.distributed as dist
     import tracked_device
@@ -328,8 +332,8 @@ def tracked(
     with nullcontext() if device == "cpu" else fake:
         parallelised(model, plan, mesh)
     with fake:
-        optimizers = OPTIMIZERS[plan["optim"]](model)
-        tracker = FSDPMemTracker(model, optimizers[0])
+        optimizers = optimizers_of(model, plan["optim"])
+        tracker = FSDPMemTracker(model, *optimizers[:1])
         tracker.track_inputs((tokens,))
         with tracker:
             whole = partial(_step, model, optimizers, tracker, lambda: loss(model, tokens), plan)

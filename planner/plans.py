@@ -69,6 +69,8 @@ class Job(Given):
     backward reads: what computes each again in its backward (DeepSpeed's ``TiledMLP``) is not this."""
     fused_optimizer: bool | None = None
     """The update is one kernel for all weights of a group, or one for each operation (``foreach``); None: by stack."""
+    step_in_backward: bool = False
+    """Each weight is stepped once its gradient is there, which then goes (torchtitan's ``early_step_in_backward``)."""
     narrow_gathers: bool | None = None
     """In fp8 and fp4 jobs, tensor ranks gather in 8 bits, or in 16 (scales by row); None is the stack's habit."""
     narrow_weight_gathers: bool = False
@@ -114,9 +116,7 @@ class Job(Given):
     @model_validator(mode="after")
     def _has_a_token_for_each_tile(self) -> "Job":
         if self.mlp_tiles > self.seq_len:
-            raise ValueError(
-                f"mlp_tiles {self.mlp_tiles}: a sequence of {self.seq_len} tokens has no more parts than tokens"
-            )
+            raise ValueError(f"mlp_tiles {self.mlp_tiles}: a sequence of {self.seq_len} tokens has no more")
         return self
 
     @field_validator("document_len")

@@ -87,7 +87,8 @@ def from_options(kind: type[R], fields: Mapping[str, Any]) -> R:
 
 AS_GIVEN = (
     *("precision", "autocast", "optimizer", "master_weights", "grad_dtype", "reduce_dtype", "attention"),
-    *("cuda_graphs", "fused_loss", "context_exchange", "token_exchange", "document_len", "expert_imbalance"),
+    *("cuda_graphs", "fused_loss", "step_in_backward", "context_exchange", "token_exchange", "document_len"),
+    "expert_imbalance",
 )
 """Options that are fields of a `Job`."""
 
@@ -137,6 +138,13 @@ class JobOptions:
         bool, _job("--cuda-graphs", help="Whole steps are replayed from captured graphs.")
     ] = False
     fused_loss: Annotated[bool, _job("--fused-loss", help="Never hold full logits.")] = False
+    step_in_backward: Annotated[
+        bool,
+        _job(
+            "--step-in-backward",
+            help="Each weight is stepped once its gradient is there, which is then freed.",
+        ),
+    ] = False
     context_exchange: Annotated[
         str | None,
         _job("--context-exchange", help="Keys and values: all_gather, ring, gathered_ring or all_to_all."),

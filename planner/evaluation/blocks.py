@@ -70,6 +70,8 @@ class BlockCost(NamedTuple):
     """What the weight gradients read: there between input and weight gradient, where these are passes apart."""
     workspace_bytes: float
     """Most that is alive for a moment inside the block: recomputed activations, gradients in flight."""
+    beside_weights: float
+    """The same inside operators with weights, whose gradients are made there, and not counted."""
     widest_bytes: float
     """Largest activation inside the block."""
     boundary_bytes: float
@@ -183,8 +185,10 @@ def _unread_residuals(block: Block, terms: BlockTerms, kernel: AttentionKernel) 
     return sum(size for name, size in terms.residual_bytes.items() if name not in read)
 
 
-def _gradients_in_flight(pricer: Pricer, block: Block, terms: BlockTerms) -> float:
+def _gradients_in_flight(pricer: Pricer, block: Block, terms: BlockTerms, weighted: bool = False) -> float:
     """Most that one operator's backward reads and writes: gradients of its outputs and of its inputs [bytes].
+
+    If ``weighted``, of those with weights.
 
     In feed-forward layers that go over a sequence part by part those of one part, beside sums over parts.
 
@@ -196,7 +200,8 @@ def _gradients_in_flight(pricer: Pricer, block: Block, terms: BlockTerms) -> flo
     gates = (op for op in block.ops if software.gates_in_place and "activated_gate" in op.attributes)
     in_place = {name for op in gates for name in op.inputs}
     most = 0.0
-    for op in (op for op in block.ops if op.kind != "attention" or software.gradient_life != "late"):
+    ops = (op for op in block.ops if not weighted or trained_weights(op, block))
+    for op in (op for op in ops if op.kind != "attention" or software.gradient_life != "late"):
         made = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs) if name not in in_place)
         made += _of_scores(pricer, block, terms, op)
         held = 0.0 if op.kind == "attention" else terms.ops[op.name].held_backward
@@ -335,6 +340,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     saved = _saved_bytes(pricer, block, terms, policy, sizes, kept)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0
     there = max(0.0, _recomputed_bytes(pricer, block, terms) - saved) + boundary
+    inside = there - written_over(block, terms, software, kept) + _gathered_again(terms)
+    inside += _partial_sums(pricer, block, terms) + terms.widened_bytes
     return BlockCost(
         forward=sum(c.forward for c in terms.ops.values()),
         backward_input=sum(c.backward_input for c in terms.ops.values()),
@@ -350,12 +357,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         sent_bytes=_by_collective((*forward_comm, *backward_comm)),
         saved_bytes=saved,
         until_weight_bytes=_until_weight(block, sizes, terms.tensor_bytes),
-        workspace_bytes=there
-        - written_over(block, terms, software, kept)
-        + _gradients_in_flight(pricer, block, terms)
-        + _gathered_again(terms)
-        + _partial_sums(pricer, block, terms)
-        + terms.widened_bytes,
+        workspace_bytes=inside + _gradients_in_flight(pricer, block, terms),
+        beside_weights=inside + _gradients_in_flight(pricer, block, terms, weighted=True),
         widest_bytes=_widest(block, terms),
         boundary_bytes=boundary,
         weights=terms.weights.trained,

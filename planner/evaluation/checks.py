@@ -1,6 +1,8 @@
 """Plans that contradict the cluster, the batch, the layers or the stack are refused, in one sentence each."""
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
@@ -43,8 +45,50 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
             "plan with context 1"
         )
     check_stages(plan, graph)
+    if job.step_in_backward and (reason := waits(plan, setting.software)):
+        raise InputError(f"step_in_backward: {reason}")
     if job.adapter is not None:
         check_adapted(graph, setting.software, plan)
+
+
+WAITS: Mapping[str, Callable[[Parallelism, SoftwareSpec], bool]] = MappingProxyType(
+    {
+        "gradients of several micro-batches are added up first, so use one a step": (
+            lambda plan, _: plan.num_microbatches > 1
+        ),
+        "a pipeline has several micro-batches, so plan without one": lambda plan, _: plan.pipeline > 1,
+        "stacks refuse it beside ranks with experts of their own, so use expert 1": (
+            lambda plan, _: plan.expert > 1 or plan.experts_over_tensor
+        ),
+        "the host steps what is offloaded, so leave optimizer and weights on the device": (
+            lambda plan, _: bool({"optimizer", "weights"} & {*plan.offload})
+        ),
+        "ranks with whole copies of weights sum gradients after that, so share them by ZeRO 2 or 3": (
+            lambda plan, software: plan.data * plan.context > 1 and plan.zero_stage < 2
+        ),
+        "units of one flat parameter have no gradients of weights, so use a stack of FSDP2": (
+            lambda plan, software: plan.shard_degree > 1 and not software.sorts_shards
+        ),
+    }
+)
+"""Why a gradient cannot be used up where it is made -> the plans in which it is so.
+
+Source: torchtitan 0.2.2 ``torchtitan/components/optimizer.py`` (``build_optimizers`` refuses pipelines and expert
+ranks); torch 2.13 ``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py`` (``foreach_reduce`` calls hooks of
+gradients that are reduced; DistributedDataParallel reduces after such hooks).
+"""
+
+
+EARLY = (
+    "weights can be stepped within the backward: one micro-batch a step, no pipeline, no expert ranks, no optimizer or "
+    "weights on the host, and ZeRO 2 or 3 over data or context ranks"
+)
+"""What a plan needs to have none of these."""
+
+
+def waits(plan: Parallelism, software: SoftwareSpec) -> str | None:
+    """Why weights cannot be stepped within the backward of a plan; None where they can."""
+    return next((reason for reason, holds in WAITS.items() if holds(plan, software)), None)
 
 
 def check_stages(plan: Parallelism, graph: Graph) -> None:

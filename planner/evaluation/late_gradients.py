@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 
 from cost_models.memory import gathered_bytes
+from planner.evaluation.early_steps import in_units, one_by_one, stepped_layer
 from planner.evaluation.flat_units import layer_done, root_done
 from planner.evaluation.rank import Rank, passing, reduces
 
@@ -47,6 +48,9 @@ def as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
         gathered = rank.whole
     elif rank.shards_weights:
         gathered = gathered_bytes(layer, root, 1.0, rank.software.prefetch_units)
+    if rank.job.step_in_backward and not rank.frees_gradients:
+        yield from one_by_one(rank)
+        return
     if not rank.frees_gradients:
         apart = reduces(plan) and not rank.software.buckets_all
         bucket = min(rank.software.gradient_bucket, rank.largest * rank.reduced) if apart else 0.0
@@ -97,7 +101,7 @@ def _head_reduced(rank: Rank) -> Iterator[dict[str, float]]:
     own, reduced = rank.head * rank.weight, rank.head * rank.reduced
     yield passing(rank.activations, whole or head + ahead, own, 0.0)
     kept = 0.0 if rank.adds_up_whole and rank.reduced == rank.weight else own
-    result = reduced / rank.plan.shard_degree
+    result = in_units(rank, rank.head, rank.head) or reduced / rank.plan.shard_degree
     yield passing(rank.activations, whole - head if whole else ahead, kept + reduced + result, 0.0)
 
 
@@ -114,7 +118,7 @@ def _later_layers(rank: Rank, following: float, head: float) -> Iterator[dict[st
         waiting = own = 0.0
     left = rank.activations - rank.layer_activations
     ahead = rank.whole - layer if rank.plan.zero_stage == 2 else following - layer
-    yield passing(left, ahead, head + buffer + own, rank.boundary)
+    yield passing(left, ahead, head + buffer + max(own, stepped_layer(rank)), rank.boundary)
     yield from _next_layer(rank, left, following, (head + waiting, own), rank.largest)
     before = rank.layers - 2
     if before > 1:
@@ -164,7 +168,8 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
 
     Where embedding and head are units of their own, the embedding's gradients come last.
     """
-    others, layer = rank.elements - rank.ends, rank.made + rank.largest * rank.reduced
+    layer = max(rank.made, stepped_layer(rank)) + rank.largest * rank.reduced
+    others = rank.elements - rank.ends
     embedding, left = rank.ends - rank.head, rank.earlier_activations
     if rank.adds_up_whole:
         yield from _sums_complete(rank)
@@ -236,5 +241,6 @@ def _keeps_without_sums(rank: Rank) -> bool:
 def _last_reduced(rank: Rank, elements: float) -> float:
     """Whole gradients with the buffer of their reduction; then its result, beside those that were made last [bytes]."""
     made_last = (rank.ends - rank.head) * rank.weight
-    result = elements * rank.reduced / rank.plan.shard_degree
+    largest = max(rank.head, rank.ends - rank.head) if elements == rank.ends else elements
+    result = in_units(rank, elements, largest) or elements * rank.reduced / rank.plan.shard_degree
     return elements * rank.reduced + max(elements * rank.weight, made_last + result)

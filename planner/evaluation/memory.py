@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
-from cost_models.optimizers import optimizer_rule
 from planner.evaluation.communicators import communicator_bytes, num_communicators
 from planner.evaluation.cuts import ranks_of
 from planner.evaluation.flat_buffers import flattened, held_by_flat, made_beside_sums, sums_wider
@@ -34,6 +33,7 @@ from planner.evaluation.states import (
     slices_sums,
     stored_weight_bytes,
     summed_bytes,
+    update_bytes,
     weight_bytes,
 )
 from planner.evaluation.weights import WeightGroup, cast_bytes, narrower_bytes
@@ -104,9 +104,10 @@ def states_of(
         "gradients": states.gradients / (shard_degree if slices_sums(plan, software) else 1),
         "optimizer": states.optimizer,
     }
-    away = [("optimizer", "master_weights")] if "optimizer" in plan.offload else []
-    away += [("weights", "gradients")] if "weights" in plan.offload else []
-    return held | dict.fromkeys((name for names in away for name in names), 0.0)
+    away = ["optimizer", "master_weights"] if "optimizer" in plan.offload else []
+    away += ["weights", "gradients"] if "weights" in plan.offload else []
+    away += ["gradients"] if job.step_in_backward else []
+    return held | dict.fromkeys(away, 0.0)
 
 
 def resident_states(
@@ -293,11 +294,9 @@ def passing_moments(rank: Rank, mesh: Mesh, room: float = math.inf) -> tuple[Mom
     groups = [g for stage in rank.stages for g in stage.weights]
     shard = sharded_elements(groups, mesh, plan.state_shards)
     stored = rank.elements if lie_whole(plan, software) else shard
-    stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else weight_bytes(rank.job)
-    elsewhere = optimizer_rule(rank.job.optimizer).in_place or "optimizer" in plan.offload
-    elsewhere |= sums_wider(rank.job, software)
-    made = software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped + flattened(rank)
-    own = 0.0 if elsewhere else sharded_elements((g.stepped() for g in groups), mesh, plan.state_shards)
+    elsewhere = sums_wider(rank.job, software) or rank.job.step_in_backward
+    made = 0.0 if elsewhere else update_bytes(rank.job, plan, software) + flattened(rank)
+    own = sharded_elements((g.stepped() for g in groups), mesh, plan.state_shards)
     stepping = {**passing_gradients(rank, "optimizer"), "optimizer_temporaries": own * made}
     stepping |= {"copied_weights": copied_weights(rank)} if software.keeps_copy else {}
     during = (moment for turn in backwards(rank) for moment in _least_around_backward(turn, stored, room))

@@ -50,6 +50,7 @@ def setting_of(model: Model, cluster: ClusterSpec, job: Job) -> Setting:
     runs_on = cluster.model_copy(update={"device": in_training(_attending(job, cluster.device, software))})
     check_adapter(job, software)
     check_autocast(job, software)
+    check_early_steps(job, software)
     graph = graph_of(model, job)
     matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
     return Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
@@ -216,6 +217,15 @@ def check_autocast(job: Job, software: SoftwareSpec) -> None:
         raise InputError(
             f"autocast lowers fp32 weights to bf16 or fp16, found precision {job.precision} with "
             f"{'fp32' if job.master_weights else 'no fp32'} weights"
+        )
+
+
+def check_early_steps(job: Job, software: SoftwareSpec) -> None:
+    """Refuse steps within the backward where gradients have memory of their own, or a compiler makes the step."""
+    if job.step_in_backward and software.gradient_life != "late":
+        raise InputError(
+            f"step_in_backward is PyTorch's, and stack {job.stack} keeps gradients until the step: leave it out, or "
+            "use --stack torch-fsdp2 or torch-eager"
         )
 
 

@@ -94,6 +94,10 @@ class StageCost(NamedTuple):
     """Operators with weights, each of which frameworks keep as one."""
     largest_weight: float = 0.0
     """Elements of the weight that has most."""
+    largest_in_layers: float = 0.0
+    """Of those in layers."""
+    beside_weights: float = 0.0
+    """As a layer's."""
     last_reduced: float = 0.0
     """Elements of the largest layer whose gradients are reduced last: all, but for experts that are a unit."""
     first_run: float = 0.0
@@ -180,17 +184,15 @@ def stage_cost(
     units = [(each.unit, count) for each, count in timed]
     times = [(each.time, count) for each, count in timed]
     blocks = [(unit.block, count) for unit, count in units if unit.place != "last"]
-    heads = [unit.block for unit, _ in units if unit.place == "last"]
-    layers = [unit.block for unit, _ in units if unit.place == "layer"]
+    heads, layers = ([unit.block for unit, _ in units if unit.place == at] for at in ("last", "layer"))
     syncs = (unit.sync for unit, _ in units if unit.sync.gather or unit.sync.fetch)
     waited = next(syncs, Sync()) if gathers_weights(plan, software)[0] else Sync()
     first_gather = waited.fetch + waited.gather
     parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
     sent: dict[str, float] = {}
-    gathered = 0.0
+    gathered, sync = 0.0, Sync()
     weights: dict[tuple[str, ...], WeightGroup] = {}
     frozen: list[FrozenGroup] = []
-    sync = Sync()
     for (unit, time, brought, further), count in timed:
         add_all(parts, time.parts, count)
         add_all(sent, unit.block.sent_bytes, count)
@@ -223,6 +225,8 @@ def stage_cost(
         back=_most_back(units, plan, software),
         in_rows=max((unit.in_rows for unit, _ in units), default=0.0),
         largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),
+        beside_weights=max((b.beside_weights for b in layers), default=0.0),
+        largest_in_layers=max((b.largest_weight for b in layers), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(weights.values()),
         frozen=tuple(frozen),

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.memory import state_bytes
+from cost_models.optimizers import optimizer_rule
 from cost_models.roofline import element_bytes
 from planner.evaluation.weights import FrozenGroup, WeightGroup, gathers_casts
 from planner.plans import Job, Parallelism
@@ -90,6 +91,14 @@ def summed_bytes(job: Job, software: SoftwareSpec) -> float:
 
 def _fp16_type(job: Job, software: SoftwareSpec) -> str | None:
     return software.fp16_reduce_dtype if job.precision == "fp16" else None
+
+
+def update_bytes(job: Job, plan: Parallelism, software: SoftwareSpec) -> float:
+    """Temporaries of an update per weight that is stepped [bytes]."""
+    if optimizer_rule(job.optimizer).in_place or "optimizer" in plan.offload:
+        return 0.0
+    stepped = DTYPE_BYTES["fp32"] if job.master_weights else weight_bytes(job)
+    return software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
 
 
 def reduced_head_bytes(job: Job, software: SoftwareSpec) -> float:

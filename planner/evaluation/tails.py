@@ -220,11 +220,15 @@ def sync_over(stages: Sequence[StageCost]) -> Sync:
 
 
 def _optimizer_seconds(setting: Setting, plan: Parallelism, elements: float) -> float:
-    """Gradient norm and clip (one read, one read and write), and the update; by the host what is offloaded."""
+    """Gradient norm and clip (one read, one read and write), and the update; by the host what is offloaded.
+
+    What is stepped within the backward has no norm of all gradients: none is left when the last is there.
+    """
     device, job = setting.cluster.device, setting.job
     if "weights" in plan.offload:
         return host_step_seconds(setting, plan, elements)
-    clip = stream_seconds(3 * elements * gradient_bytes(job), device).seconds
+    clipped = 0.0 if job.step_in_backward else elements
+    clip = stream_seconds(3 * clipped * gradient_bytes(job), device).seconds
     if "optimizer" in plan.offload:
         return clip + host_step_seconds(setting, plan, elements)
     share = elements / setting.parameters

@@ -94,6 +94,8 @@ def to_torchtitan_toml(plan: Plan) -> dict[str, str]:
         "activation_checkpoint": _checkpointing(policy_of(p), p.recompute_every),
         "compile": {"enable": bool(compiled(plan)), "components": compiled(plan) or ["model", "loss"]},
     }
+    if plan.job.step_in_backward:
+        sections["optimizer"] = {"early_step_in_backward": True}
     if base is not None:
         sections = {"model": {"name": base.module, "flavor": base.flavor}, **sections}
     notes = "".join(f"# {note}\n" for note in _notes(plan, base))

@@ -54,6 +54,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.job.fused_optimizer is not None,
             "an update of one kernel, or of several, as the job says",
         ),
+        "step_in_backward": (
+            lambda plan: plan.job.step_in_backward,
+            "weights stepped within the backward, each once its gradient is there",
+        ),
         "narrow_gathers": (
             lambda plan: plan.plan.tensor > 1 and plan.job.narrow_gathers is not None,
             "tensor ranks that gather in 8 or 16 bits, as the job says",
@@ -118,6 +122,7 @@ SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "jax": frozenset(),
         "axolotl": LIMITED | {"document_len"},
         "torchtitan": LIMITED | {"document_len"},
+        "torchtitan-0.2": LIMITED | {"step_in_backward"},
         "fsdp2": frozenset({"master_weights", "reduce_dtype", "secondary_degree"}),
         "fsdp1": frozenset({"master_weights", "reduce_dtype"}),
         "accelerate": frozenset({"master_weights"}),

@@ -33,7 +33,7 @@ PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 IGNORED = (
     r"(job|profiling|metrics|lr_scheduler|checkpoint|comm|debug|experimental|validation|fault_tolerance)\..*",
     r"model\.(name|flavor|hf_assets_path|tokenizer_path|converters|print_after_conversion)", r"compile\.backend",
-    r"optimizer\.(lr|eps|beta1|beta2|weight_decay|implementation|early_step_in_backward)",
+    r"optimizer\.(lr|eps|beta1|beta2|weight_decay|implementation)",
     r"training\.(dataset|dataset_path|steps|max_norm|gc_.*|seed|deterministic)", r"training\.dataloader\..*",
     r"activation_checkpoint\.(early_stop|preserve_rng_state|.*debug.*)",
     r"parallelism\.(context_parallel_rotate_method|context_parallel_load_balancer)",
@@ -113,6 +113,7 @@ def _job(keys: Keys) -> dict[str, Any]:
     job: dict[str, Any] = {
         "precision": keys.word("training.mixed_precision_param", PRECISIONS, "bf16"),
         "reduce_dtype": keys.word("training.mixed_precision_reduce", PRECISIONS, "fp32"),
+        "step_in_backward": bool(keys.flag("optimizer.early_step_in_backward")),
     }
     if keys.word("training.dtype", PRECISIONS, "fp32") == "bf16":
         job |= {"precision": "bf16", "master_weights": False, "grad_dtype": "bf16"}

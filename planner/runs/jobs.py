@@ -61,6 +61,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "mlp_tiles": parallel.mlp_tiles,
             "document_len": parallel.document_len,
             "fused_optimizer": _fused_optimizer(run),
+            "step_in_backward": parallel.step_in_backward,
             "narrow_gathers": _narrow_gathers(run),
             "narrow_weight_gathers": parallel.narrow_weight_gathers,
             "narrow_attention": parallel.narrow_attention,

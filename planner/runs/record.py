@@ -226,6 +226,8 @@ class ParallelSection(Section):
     """Scales of attention in 8 bits, as in `Job.narrow_attention` (Transformer Engine's ``fp8_dpa``)."""
     narrow_gate_inputs: bool = False
     """What gated activations read is kept in 8 bits (Megatron Core's ``activation_func_fp8_input_store``)."""
+    step_in_backward: bool = False
+    """Each weight is stepped once its gradient is there (torchtitan's ``early_step_in_backward``)."""
     async_tp: bool | None = None
     """Whether PyTorch gathers and sums over tensor ranks beside products."""
     reshard_after_forward: Any = None

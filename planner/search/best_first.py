@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from cluster_specs.units import GIB
 from planner.errors import Indivisible, Infeasible
+from planner.evaluation.checks import EARLY
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import splits_sequence
@@ -369,9 +370,10 @@ class Search:
         """Name the plan that needs the least memory, and what would make it fit."""
         cluster, job = self.evaluator.cluster, self.evaluator.job
         if not tight:
+            also = f", and that {EARLY}" if job.step_in_backward else ""
             return Indivisible(
                 f"no plan has these degrees: check that the pins, the {cluster.num_devices} devices and the global "
-                f"batch of {job.global_batch} divide each other",
+                f"batch of {job.global_batch} divide each other{also}",
                 self._divisible(),
             )
         c = self._least_memory(tight)

@@ -49,6 +49,7 @@ def check_choices(evaluator: Evaluator, pins: Pins) -> None:
     _check_sharding(evaluator, pins)
     _check_offload(evaluator, pins)
     _check_adapter(evaluator, pins)
+    _check_early_steps(evaluator, pins)
     check_stack(evaluator, pins)
 
 
@@ -102,6 +103,21 @@ def _check_adapter(evaluator: Evaluator, pins: Pins) -> None:
         raise InputError("adapters are planned data-parallel only: they have no stages that could differ")
     if "weights" in (pins.offload or ()):
         raise InputError("--offload weights: what it costs of frozen weights is not known")
+
+
+def _check_early_steps(evaluator: Evaluator, pins: Pins) -> None:
+    staged = (pins.pipeline or 1) > 1 or pins.unequal_stages or stage_policies(pins) or evaluator.whole.others
+    away = [name for name in pins.offload or () if name != "activations"]
+    table = (
+        (staged, "stages of a pipeline have several micro-batches, so plan without"),
+        (away, f"the host steps what is offloaded, so leave out --offload {' and '.join(away)}"),
+        (
+            (pins.expert or 1) > 1,
+            f"stacks refuse it beside expert ranks, so leave out --expert {pins.expert}",
+        ),
+    )
+    if evaluator.job.step_in_backward and (words := [words for holds, words in table if holds]):
+        raise InputError(f"--step-in-backward: {words[0]}")
 
 
 def _check_pipeline(pins: Pins) -> None:

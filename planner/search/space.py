@@ -23,12 +23,13 @@ from itertools import chain, product
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import SoftwareSpec
+from planner.evaluation.checks import waits
 from planner.evaluation.evaluator import Evaluator
 from planner.graph import HEAD_DIMS, Graph, has_scans
 from planner.pipeline.generators import refusal, schedule_entry
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Job, Objective, Offload, Pins, Sharding, ZeroStage
-from planner.search.candidates import Candidate, Family
+from planner.search.candidates import Candidate, Family, parallelism
 from planner.search.numbers import divisors, powers_of_two
 from planner.search.stack_limits import beyond_stack
 
@@ -311,4 +312,15 @@ def families(
             for b in micro_batches(evaluator.job, d, p, pins):
                 m = evaluator.job.global_batch // (d * b)
                 for schedule, v in _pipelines(evaluator, pins, p, m) if choices else ():
-                    yield Family((d, t, p, c, e, v, b, m), choices, schedule, offload)
+                    family = Family((d, t, p, c, e, v, b, m), choices, schedule, offload)
+                    yield from (
+                        (family,) if not evaluator.job.step_in_backward else _stepped(evaluator, family)
+                    )
+
+
+def _stepped(evaluator: Evaluator, family: Family) -> Iterator[Family]:
+    """Those of a family whose weights can be stepped within the backward, where there are any."""
+    pairs = zip(family, family.choices, strict=True)
+    found = [choice for one, choice in pairs if not waits(parallelism(one), evaluator.software)]
+    if found:
+        yield replace(family, choices=tuple(found))

@@ -8,6 +8,7 @@ import tracking
 import tracking_adapters
 import tracking_autocast
 import tracking_checkpoints
+import tracking_early_steps
 import tracking_eight_bits
 import tracking_experts
 import tracking_flat
@@ -26,6 +27,7 @@ SCRIPTS = {
     "torch_experts": tracking_experts,
     "torch_stages": tracking_stages,
     "torch_eight_bits": tracking_eight_bits,
+    "torch_early_steps": tracking_early_steps,
     "torch_replicas": tracking_replicas,
     "torch_flat": tracking_flat,
 }

@@ -59,6 +59,20 @@ def test_files_that_are_no_configuration(cli: Cli, tmp_path: Path, content: byte
 
 
 @pytest.mark.parametrize(
+    ("more", "code", "reason"),
+    [
+        (("--stack", "megatron"), 2, "stack megatron keeps gradients until the step"),
+        (("--pipeline", "2"), 2, "stages of a pipeline have several micro-batches"),
+        (("--micro-batch", "1", "--data", "4"), 3, "one micro-batch a step"),
+    ],
+)
+def test_steps_within_the_backward_where_gradients_wait(
+    cli: Cli, more: tuple[str, ...], code: int, reason: str
+) -> None:
+    assert reason in refused(cli("plan", MODEL, NODE, *JOB, "--step-in-backward", *more), code)
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"hidden_size": 0}, "hidden_size must be from 1"),

@@ -84,6 +84,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "fused_loss": True,
         "mlp_tiles": 8,
         "fused_optimizer": False,
+        "step_in_backward": True,
         "narrow_gathers": False,
         "narrow_weight_gathers": True,
         "narrow_gate_inputs": True,

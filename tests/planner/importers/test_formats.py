@@ -190,6 +190,11 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
         '[training]\nlocal_batch_size = 1\nseq_len = 4096\ndtype = "bfloat16"\n',
         {"precision": "bf16", "master_weights": False, "grad_dtype": "bf16", "stack": "torch-eager"},
     ),
+    "torchtitan, each weight by itself": (
+        "a.toml",
+        "[training]\nseq_len = 4096\n[optimizer]\nearly_step_in_backward = true\n",
+        {"step_in_backward": True},
+    ),
     "torchtitan compiled": (
         "a.toml",
         "[training]\nseq_len = 4096\n[compile]\nenable = true\n",

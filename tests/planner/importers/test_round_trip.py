@@ -187,6 +187,16 @@ def test_torchtitan_recomputes_layers_by_number(policy: str, every: int) -> None
     assert (found.recompute, found.recompute_every) == (policy, every)
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_torchtitan_steps_weights_within_the_backward(early: bool) -> None:
+    """Up to 0.2.2; the files of 0.3.0, which has no such key, say in their header that it is missing."""
+    sharded = {"zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 8}
+    plan = plan_of(Parallelism(data=8, num_microbatches=1, **sharded))
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"step_in_backward": early})})
+    assert read_back(plan, "torchtitan-0.2").plan.job.step_in_backward == early
+    assert ("stepped within the backward" in "".join(export(plan, "torchtitan").values())) == early
+
+
 @pytest.mark.parametrize(("target", "zero"), [("megatron-lm", 0), ("deepspeed", 3), ("accelerate", 3)])
 def test_others_do_not_recompute_layers_by_number(target: str, zero: int) -> None:
     sharded = {"zero_stage": zero, "sharding": "FULL_SHARD", "shard_degree": 8} if zero else {}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from small_cases import CASES, Case, cluster_with, small_llama, small_mixture
 
-from planner.errors import InputError
+from planner.errors import Indivisible, InputError
 from planner.models.model import Model
 from planner.plans import Job, Pins
 from planner.search import plan
@@ -70,6 +70,30 @@ def test_contradictions_are_refused_by_name(model: Model, pins: dict[str, Any], 
     with pytest.raises(InputError, match=re.escape(one)) as refusal:
         plan(case.model, case.cluster, case.job, case.pins)
     assert other in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("pins", "reason"),
+    [
+        ({"pipeline": 2}, "stages of a pipeline"),
+        ({"unequal_stages": True}, "stages of a pipeline"),
+        ({"recompute": "full,none"}, "stages of a pipeline"),
+        ({"offload": ("optimizer",)}, "leave out --offload optimizer"),
+        ({"expert": 2}, "leave out --expert 2"),
+    ],
+)
+def test_gradients_that_have_to_wait_are_refused_where_each_weight_is_stepped_by_itself(
+    pins: dict[str, Any], reason: str
+) -> None:
+    job = Job(global_batch=16, seq_len=1024, step_in_backward=True)
+    with pytest.raises(InputError, match=f"--step-in-backward: .*{reason}"):
+        plan(small_mixture(), cluster_with("dgx-h100:1"), job, Pins.model_validate(pins))
+
+
+def test_a_batch_of_several_micro_batches_leaves_no_plan_and_says_why() -> None:
+    job = Job(global_batch=2048, seq_len=16384, step_in_backward=True)
+    with pytest.raises(Indivisible, match="one micro-batch a step"):
+        plan(small_llama(), cluster_with("dgx-h100:1"), job, Pins())
 
 
 @pytest.mark.parametrize("pins", [{"zero_stage": 2}, {"sharding": "SHARD_GRAD_OP"}], ids=str)
