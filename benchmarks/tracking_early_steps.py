@@ -30,6 +30,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "8b-4/one-full-512-bf16-foreach": {
         "seq": 512, "shard": 1, "recompute": "full", "optim": "adamw_foreach", **IN_BF16,
     },
+    "8b-4/one-full-512-bf16": {"seq": 512, "shard": 1, "recompute": "full", **IN_BF16},
+    "8b-16/one-none-512-bf16-tied": {"seq": 512, "shard": 1, "tied": True, **IN_BF16},
     "8b-4/one-none-2048-bf16": {"seq": 2048, "shard": 1, **IN_BF16},
     "1b-8/one-full-256-bf16-tied": {"seq": 256, "shard": 1, "recompute": "full", "tied": True, **IN_BF16},
     "1b-8/one-none-1024-bf16-tied-foreach": {
@@ -52,6 +54,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "7bv-6/dp2-full-256-ends-bf16-foreach": {
         "seq": 256, "shard": 2, "recompute": "full", "wrap": "titan", "optim": "adamw_foreach", **IN_BF16,
     },
+    "8b-2/dp2-full-256-ends-foreach": {
+        "seq": 256, "shard": 2, "recompute": "full", "wrap": "titan", "optim": "adamw_foreach",
+    },
+    "8b-2/dp2-full-256-ends": {"seq": 256, "shard": 2, "recompute": "full", "wrap": "titan"},
     "1b-8/dp8-none-1024-tied": {"seq": 1024, "tied": True},
     "1b-8/dp8-full-256-tied": {"seq": 256, "recompute": "full", "tied": True},
     "7bv-6/dp4-full-512-ends-kept": {

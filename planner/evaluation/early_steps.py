@@ -50,7 +50,8 @@ def _in_layer(rank: Rank) -> Iterator[tuple[float, dict[str, float]]]:
     """Gradients [bytes] beside all else in the backward of a layer: where most is in flight, at its attention, and
     where most is beside its largest weight.
 
-    One that is compiled is one function of autograd, which gives all its gradients once it is done.
+    One that is compiled is one function of autograd, which gives all its gradients once it is done (torch 2.13
+    ``torch/_functorch/_aot_autograd/runtime_wrappers.py``, ``AOTDispatchAutograd``).
     """
     largest, all_there = max(stage.largest_in_layers for stage in rank.stages), rank.activations
     gradient = gradient_bytes(rank.job)

@@ -1,5 +1,8 @@
 """Weights stepped within the backward: what PyTorch's tracker sees, what is spared, and which plans have none of it."""
 
+import json
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +29,15 @@ def estimate(early: bool, job: dict[str, Any], **degrees: Any) -> Estimate:
     )
 
 
+INSIDE_A_LAYER = "torch-early-steps/7bv-6/one-full-8192-bf16"
+"""Here the peak is where an activation is gone that the prediction still has: what the last product read."""
+
+
 @pytest.mark.parametrize("run", TRACKED)
 def test_the_tracker_saw_as_much(run: str) -> None:
     measured = TRACKED[run]["measured"]["tensor_gib_per_gpu"]
-    assert predicted(run, TRACKED).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.02)
+    tolerance = 0.02 if run == INSIDE_A_LAYER else 0.005
+    assert predicted(run, TRACKED).tensor_bytes / 2**30 == pytest.approx(measured, rel=tolerance)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -78,3 +86,56 @@ def test_gradients_that_have_to_wait_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=f"step_in_backward.*{reason}"):
         estimate(True, job, **degrees)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("compiled", "at_once"), [(False, 1), (True, 4)])
+def test_what_is_compiled_gives_all_its_gradients_at_once(
+    compiled: bool, at_once: int, tmp_path: Path
+) -> None:
+    """By PyTorch's profiler of its allocator: gradients of the weights of four products beside each other."""
+    torch = pytest.importorskip("torch")
+    width, trace = 256, tmp_path / "trace.json"
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(4)))
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(lambda stepped: setattr(stepped, "grad", None))
+    run = torch.compile(model, backend="aot_eager") if compiled else model
+    read = torch.ones(1, width)
+    run(read).sum().backward()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        run(read).sum().backward()
+    profiler.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    sizes = (event["args"]["Bytes"] for event in events if event.get("name") == "[memory]")
+    assert max(accumulate(sizes)) // (4 * width**2) == at_once
+
+
+def test_a_compiled_layer_holds_all_its_gradients_on_one_device() -> None:
+    """Those of the others of a layer's weights, beside the largest: of 7 products and two norms."""
+    alone = {"data": 1, "shard_degree": 1, "zero_stage": 0, "sharding": "NO_SHARD"}
+    job = {"global_batch": 1, "seq_len": 16, "fused_loss": True, **IN_BF16}
+    eager, compiled = (estimate(True, {**job, "stack": s}, **alone) for s in ("torch-eager", "torch-fsdp2"))
+    layer, largest = 2 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096), 2 * 4096 * 14336
+
+    def most(found: Estimate) -> float:
+        buffers = [moment.tensors.get("gradient_buffers", 0.0) for moment in found.memory_over_step]
+        return max(size for size in buffers if size < 2 * 128256 * 4096)
+
+    assert (most(eager), most(compiled)) == (largest, layer)
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.1-8b"])
+def test_a_table_that_both_ends_use_waits_for_both_gradients(name: str) -> None:
+    """Tied, it is beside every layer's, and at the end there are two and their sum; untied, each is stepped alone."""
+    model = load_model(name)
+    job = {"global_batch": 1, "seq_len": 256, "stack": "torch-eager", "fused_optimizer": False, **IN_BF16}
+    evaluator = Evaluator(model, NODE, Job.model_validate({**job, "step_in_backward": True}))
+    found = evaluator.estimate(Parallelism(recompute="full"))
+    moments = [moment.tensors for moment in found.memory_over_step if moment.phase == "backward"]
+    *inside, end, update = [moment.get("gradient_buffers", 0.0) for moment in moments]
+    table = 2 * 128256 * model.config["hidden_size"]
+    tied = name == "llama-3.2-1b"
+    assert (end / table, update / table) == (3 if tied else 1, 1)
+    assert min(inside) == (table if tied else 0.0)
+    assert moments[-1]["optimizer_temporaries"] == table
