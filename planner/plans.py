@@ -116,7 +116,7 @@ class Job(Given):
     @model_validator(mode="after")
     def _has_a_token_for_each_tile(self) -> "Job":
         if self.mlp_tiles > self.seq_len:
-            raise ValueError(f"mlp_tiles {self.mlp_tiles}: a sequence of {self.seq_len} tokens has no more")
+            raise ValueError(f"mlp_tiles {self.mlp_tiles}: a sequence of {self.seq_len} tokens has fewer")
         return self
 
     @field_validator("document_len")

@@ -29,6 +29,7 @@ from planner.evaluation.states import (
     gradient_bytes,
     least_gathered_bytes,
     lie_whole,
+    needs_no_room,
     sharded_elements,
     slices_sums,
     stored_weight_bytes,
@@ -294,7 +295,7 @@ def passing_moments(rank: Rank, mesh: Mesh, room: float = math.inf) -> tuple[Mom
     groups = [g for stage in rank.stages for g in stage.weights]
     shard = sharded_elements(groups, mesh, plan.state_shards)
     stored = rank.elements if lie_whole(plan, software) else shard
-    elsewhere = sums_wider(rank.job, software) or rank.job.step_in_backward
+    elsewhere = needs_no_room(rank.job, plan) or sums_wider(rank.job, software) or rank.job.step_in_backward
     made = 0.0 if elsewhere else update_bytes(rank.job, plan, software) + flattened(rank)
     own = sharded_elements((g.stepped() for g in groups), mesh, plan.state_shards)
     stepping = {**passing_gradients(rank, "optimizer"), "optimizer_temporaries": own * made}

@@ -93,9 +93,14 @@ def _fp16_type(job: Job, software: SoftwareSpec) -> str | None:
     return software.fp16_reduce_dtype if job.precision == "fp16" else None
 
 
+def needs_no_room(job: Job, plan: Parallelism) -> bool:
+    """Whether an update is in place, or the host's."""
+    return optimizer_rule(job.optimizer).in_place or "optimizer" in plan.offload
+
+
 def update_bytes(job: Job, plan: Parallelism, software: SoftwareSpec) -> float:
     """Temporaries of an update per weight that is stepped [bytes]."""
-    if optimizer_rule(job.optimizer).in_place or "optimizer" in plan.offload:
+    if needs_no_room(job, plan):
         return 0.0
     stepped = DTYPE_BYTES["fp32"] if job.master_weights else weight_bytes(job)
     return software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped

@@ -313,14 +313,14 @@ def families(
                 m = evaluator.job.global_batch // (d * b)
                 for schedule, v in _pipelines(evaluator, pins, p, m) if choices else ():
                     family = Family((d, t, p, c, e, v, b, m), choices, schedule, offload)
-                    yield from (
-                        (family,) if not evaluator.job.step_in_backward else _stepped(evaluator, family)
-                    )
+                    yield from _stepped(evaluator, family)
 
 
 def _stepped(evaluator: Evaluator, family: Family) -> Iterator[Family]:
-    """Those of a family whose weights can be stepped within the backward, where there are any."""
+    """Those of a family whose weights can be stepped when the job says, where there are any."""
+    if not evaluator.job.step_in_backward:
+        yield family
+        return
     pairs = zip(family, family.choices, strict=True)
-    found = [choice for one, choice in pairs if not waits(parallelism(one), evaluator.software)]
-    if found:
+    if found := [choice for one, choice in pairs if not waits(parallelism(one), evaluator.software)]:
         yield replace(family, choices=tuple(found))
