@@ -364,7 +364,7 @@ Memory:
   row of Megatron-Bridge 26.02.01 with whole weights and gradients on every rank (its recipe has four stages); boards of
   48 GB, read as 4090s of 24 (Infinigence); Transformer Engine's tutorial, whose layers may be told of no first
   micro-batch, so that casts of weights go with the backward; torchtune's 8B on a 4090, whose states are paged to the
-  host and whose gradients are stepped as they are made.
+  host.
 * **DeepSeek-V3's own run** fills its devices to the last byte: DualPipe's two copies of a stage are not counted, and
   what its report recomputes or keeps in 8 bits is more than the row's words say.
 * **Compiled TPU steps**: XLA makes the head's whole gradient before or after the layers' backward, mostly whichever
