@@ -61,6 +61,16 @@ PLAIN = {
 }
 """Kinds of problems that a user would not know by what pydantic says of them."""
 
+KINDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "dict": "a table of fields",
+    "tuple": "a list",
+}
+"""What pydantic appends to the path of a field that may be of several kinds, once for each -> that kind."""
+
 
 def first_problem(error: ValidationError) -> str:
     """First problem of a validation in one line: field, what is wrong, what was found, how many more."""
@@ -77,11 +87,21 @@ def located_problem(error: ValidationError) -> tuple[str, str]:
     if len(missing) > 1:
         return "", f"{', '.join(missing[:-1])} and {missing[-1]} are missing"
     message = PLAIN.get(first["type"]) or first["msg"].removeprefix("Value error, ")
+    if _kind(first):
+        alike = [each for each in (first, *rest) if _dotted(each) == _dotted(first)]
+        message = f"must be {' or '.join(_kind(each) for each in alike)}"
+        rest = [each for each in rest if each not in alike]
     scalar = first["type"] != "missing" and isinstance(first["input"], str | int | float | None)
     found = f", found {first['input']!r}" if scalar else ""
     more = f" (and {len(rest)} more)" if rest else ""
     return _dotted(first), f"{message.replace('Input should be', 'must be')}{found}{more}"
 
 
+def _kind(problem: "ErrorDetails") -> str:
+    """The kind that a field is not of, where it may be of several; empty elsewhere."""
+    return KINDS.get(str(problem["loc"][-1]).partition("[")[0], "") if problem["loc"] else ""
+
+
 def _dotted(problem: "ErrorDetails") -> str:
-    return ".".join(str(part) for part in problem["loc"])
+    field = problem["loc"][:-1] if _kind(problem) else problem["loc"]
+    return ".".join(str(part) for part in field)

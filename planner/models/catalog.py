@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cluster_specs.catalog import list_clusters
-from cluster_specs.record import validated
+from cluster_specs.record import first_problem, validated
 from cluster_specs.texts import load_mapping
 from planner.errors import InputError, UnknownName
 from planner.graph import Graph, count_parameters
@@ -187,7 +187,7 @@ def _graph_model(config: Mapping[str, Any], path: Path) -> Model:
     try:
         graph = Graph.model_validate(config)
     except ValidationError as error:
-        raise InputError(f"{path}: {_first_problem(error)}") from None
+        raise InputError(f"{path}: {first_problem(error)}") from None
     return Model(
         name=graph.name, family="graph", graph=graph, parameters=count_parameters(graph), source=str(path)
     )
@@ -286,18 +286,11 @@ def _stored_weights(config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     )
 
 
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
-
-
 def _built(read: ConfigReader, family: str, name: str, seq_len: int) -> Graph:
     try:
         return FAMILIES[family](read, name, seq_len)
     except ValidationError as error:
-        raise InputError(f"{read.source}: {_first_problem(error)}") from None
+        raise InputError(f"{read.source}: {first_problem(error)}") from None
 
 
 def sequence_length(model: Model) -> int | None:

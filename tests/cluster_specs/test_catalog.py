@@ -193,6 +193,7 @@ def test_a_dumped_cluster_is_a_file_too(tmp_path: Path) -> None:
         ({"nodes": 0}, "at least 1 node"),
         ({"nodes": "four"}, "nodes: must be a whole number"),
         ({"colour": "red"}, "colour: is no field here"),
+        ({"device": 3}, "mine.json: device: must be text or a table of fields, found 3$"),
         ({"links": [OWN["links"][0] | {"fabric": "nvlink9"}]}, "fabric in .*links.0: 'nvlink9'.*nvlink"),  # type: ignore[index]
         ({"links": [OWN["links"][0] | {"bandwidth": 450}]}, "links.0.bandwidth: 450 without a unit"),  # type: ignore[index]
         ({"links": [OWN["links"][0] | {"latency": 5}]}, "latency: 5 without a unit is so many seconds"),  # type: ignore[index]

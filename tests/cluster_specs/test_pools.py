@@ -72,6 +72,7 @@ def test_a_uniform_cluster_is_its_only_pool() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('pools = ["dgx-h100:1", 3]', r"bad.toml: pools.1: must be text or a table of fields, found 3$"),
         ('pools = ["dgx-h100:1"]', "pools are 2 to 4 clusters, got 1"),
         ('pools = ["dgx-h100:1", "dgx-h101:1"]', r"bad.toml: pools.1: unknown cluster 'dgx-h101'"),
         (
