@@ -18,7 +18,7 @@ def _classic(read: ConfigReader, name: str, **differences: Any) -> TransformerCo
     fields = common(read, name, tied=bool(differences.pop("tied_default", False)))
     usual = str(differences.pop("activation", "gelu"))
     fields |= {"norm": "layer", "gated": False, "window": 0, "ffn": 4 * fields["hidden"]}
-    fields["activation"] = read.text("activation_function", "hidden_act", "activation", default=usual)
+    fields["activation"] = read.activation("activation_function", "hidden_act", "activation", default=usual)
     return TransformerConfig(**(fields | differences))
 
 
@@ -48,7 +48,7 @@ def gpt_bigcode(read: ConfigReader, name: str) -> TransformerConfig:
     shared = read.flag("multi_query", default=True)
     changes: dict[str, Any] = {
         "kv_heads": 1 if shared else config.heads,
-        "activation": read.text("activation_function", default="gelu_pytorch_tanh"),
+        "activation": read.activation("activation_function", default="gelu_pytorch_tanh"),
         "narrow_softmax": False,
     }
     return config.model_copy(update=changes)

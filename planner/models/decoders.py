@@ -62,7 +62,7 @@ def common(
         **attention_sizes(read, kv_default=kv_default, head_dim_default=head_dim_default),
         "vocab": read.integer("vocab_size"),
         "tied": read.flag("tie_word_embeddings", default=tied),
-        "activation": read.text("hidden_activation", "hidden_act", default="silu"),
+        "activation": read.activation("hidden_activation", "hidden_act", default="silu"),
         "window": read.integer("sliding_window", default=0, least=0),
     }
 

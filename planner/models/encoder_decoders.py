@@ -9,7 +9,7 @@ from planner.models.config import LayerKind, TransformerConfig
 from planner.models.decoders import MOST_LAYERS
 from planner.models.ends import embedded, embedding_block, language_model_head, token_embedding
 from planner.models.mlp import dense_mlp
-from planner.models.reading import ConfigReader
+from planner.models.reading import ConfigReader, known_activation
 from planner.models.transformer import (
     FOLLOWS,
     add_residual,
@@ -73,7 +73,8 @@ def _t5_stacks(
 ) -> tuple[TransformerConfig, TransformerConfig]:
     """Encoder and decoder."""
     mlp = read.text("feed_forward_proj", default=feed_forward)
-    gated, function = mlp.startswith("gated-"), mlp.removeprefix("gated-")
+    gated = mlp.startswith("gated-")
+    function = known_activation(mlp.removeprefix("gated-"), f"feed_forward_proj in {read.source}")
     heads = read.integer("num_heads")
     depth = read.integer("num_layers", most=MOST_LAYERS)
     encoder = TransformerConfig(
@@ -182,7 +183,7 @@ def _bart_stacks(
         "bart",
         "max_position_embeddings" if family.table else "",
         family.spare_positions,
-        activation=read.text("activation_function", default=family.activation),
+        activation=read.activation("activation_function", default=family.activation),
         narrow_loss=family.narrow_loss,
         norm_placement=family.placement,
         final_norm=family.placement == "pre",
@@ -224,7 +225,7 @@ def _whisper_stacks(read: ConfigReader, name: str) -> tuple[TransformerConfig, T
         name,
         "whisper",
         "max_target_positions",
-        activation=read.text("activation_function", default="gelu"),
+        activation=read.activation("activation_function", default="gelu"),
         key_bias=False,
         tied=read.flag("tie_word_embeddings", default=True),
     )

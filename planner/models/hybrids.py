@@ -196,7 +196,7 @@ def nemotron_h(read: ConfigReader, name: str) -> TransformerConfig:
     experts = any(kind.mlp == "moe" for kind in layers)
     return TransformerConfig(
         **common(read, name, head_dim_default=False)
-        | {"activation": read.text("mlp_hidden_act", default="relu2")},
+        | {"activation": read.activation("mlp_hidden_act", default="relu2")},
         scheme="nemotron_h",
         layers=layers,
         ffn=dense_width(read, layers),

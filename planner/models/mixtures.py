@@ -255,7 +255,7 @@ def deepseek(
         ffn=dense_width(read, layers),
         vocab=read.integer("vocab_size"),
         tied=read.flag("tie_word_embeddings", default=tied),
-        activation=read.text("hidden_act", default="silu"),
+        activation=read.activation("hidden_act", default="silu"),
         qkv_bias=bias,
         out_bias=bias,
         latent=latent,

@@ -26,7 +26,10 @@ def modernbert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
             "needs max_predictions_per_seq, the tokens of each sequence that are predicted",
         )
     config = _modernbert(read, name)
-    dense = read.flag("classifier_bias", default=False), read.text("classifier_activation", default="gelu")
+    dense = (
+        read.flag("classifier_bias", default=False),
+        read.activation("classifier_activation", default="gelu"),
+    )
     head_bias = read.flag("decoder_bias", default=True)
     dims = {"transform": config.hidden, **few}
     return transformer_graph(
@@ -49,7 +52,7 @@ def _modernbert(read: ConfigReader, name: str) -> TransformerConfig:
         tied=read.flag("tie_word_embeddings", default=True),
         causal=False,
         window=2 * (read.integer("local_attention", default=0, least=0) // 2) + 1,
-        activation=read.text("hidden_activation", default="gelu"),
+        activation=read.activation("hidden_activation", default="gelu"),
         norm="layer" if read.flag("norm_bias", default=False) else "layer_no_bias",
         qkv_bias=bias,
         out_bias=bias,

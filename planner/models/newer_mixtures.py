@@ -84,9 +84,8 @@ def cohere2_moe(read: ConfigReader, name: str) -> TransformerConfig:
 def dbrx(read: ConfigReader, name: str) -> TransformerConfig:
     """DBRX: experts everywhere, layer norms without biases, queries, keys and values that are clipped."""
     attention, experts = _inner(read, "attn_config"), _inner(read, "ffn_config")
-    function = experts.get("ffn_act_fn") or {"name": "silu"}
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise experts.fail("ffn_act_fn", f"must have a name, found {function!r}")
+    given = experts.has("ffn_act_fn")
+    activation = _inner(experts, "ffn_act_fn").activation("name", default="silu") if given else "silu"
     return TransformerConfig(
         **(attention_sizes(read) | {"kv_heads": attention.integer("kv_n_heads")}),
         name=name,
@@ -95,7 +94,7 @@ def dbrx(read: ConfigReader, name: str) -> TransformerConfig:
         ffn=0,
         vocab=read.integer("vocab_size"),
         tied=read.flag("tie_word_embeddings", default=False),
-        activation=function["name"],
+        activation=activation,
         norm="layer_no_bias",
         qkv_clip=attention.has("clip_qkv"),
         experts=experts_of(experts, "moe_num_experts", ffn="ffn_hidden_size", per_token="moe_top_k"),

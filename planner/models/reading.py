@@ -1,14 +1,28 @@
 """Reading a configuration: every refusal names the file and the key."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from planner.errors import InputError
+from planner.errors import InputError, UnknownName
 
 T = TypeVar("T")
 
 MOST = 10**9
 """Larger numbers are taken for mistakes."""
+
+ACTIVATIONS = (
+    *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
+    *("gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu"),
+    *("relu", "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu"),
+)
+"""Names of functions between the products of a feed-forward layer.
+
+Source: huggingface/transformers ``activations.py``, ``ACT2CLS``@v5.
+"""
+
+SAME_ACTIVATION = MappingProxyType({"swish": "silu"})
+"""Name -> another of the same function there."""
 
 
 class ConfigReader:
@@ -87,6 +101,11 @@ class ConfigReader:
             raise self.fail(key, f"must be a string, found {value!r}")
         return value
 
+    def activation(self, *keys: str, default: str) -> str:
+        """The name of an activation function."""
+        name = self.text(*keys, default=default)
+        return known_activation(name, f"{self._find(keys)} in {self.source}")
+
     def items(self, *keys: str) -> list[Any] | None:
         """A list, or None where the key is absent."""
         value = self.get(*keys)
@@ -98,6 +117,13 @@ class ConfigReader:
         if default is None:
             raise InputError(f"{self.source}: missing key {' or '.join(repr(k) for k in keys)}")
         return default
+
+
+def known_activation(name: str, where: str) -> str:
+    """The name of an activation function, of several of one function the first; ``where`` it was found."""
+    if name not in ACTIVATIONS:
+        raise UnknownName(f"{where}:", name, ACTIVATIONS, see="transformers has no such function")
+    return SAME_ACTIVATION.get(name, name)
 
 
 def expert_groups(read: ConfigReader, experts: str, groups: str, chosen: str) -> tuple[int, int]:

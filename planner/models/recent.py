@@ -61,7 +61,7 @@ def unrotated_where_full(
 
 def squared(read: ConfigReader, name: str) -> dict[str, Any]:
     """Sizes of a family whose activation is a squared ReLU unless it says otherwise."""
-    return common(read, name) | {"activation": read.text("hidden_act", default="relu2")}
+    return common(read, name) | {"activation": read.activation("hidden_act", default="relu2")}
 
 
 def arcee(read: ConfigReader, name: str) -> TransformerConfig:
@@ -111,7 +111,7 @@ def ernie(read: ConfigReader, name: str) -> TransformerConfig:
 def exaone(read: ConfigReader, name: str) -> TransformerConfig:
     """EXAONE 3: Llama, whose activation has another key."""
     sizes = common(read, name, kv_default=False)
-    sizes["activation"] = read.text("activation_function", "hidden_act", default="silu")
+    sizes["activation"] = read.activation("activation_function", "hidden_act", default="silu")
     return modern(read, sizes, **biases(read))
 
 

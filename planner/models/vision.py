@@ -43,7 +43,7 @@ def dinov2_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
         vit_tokens(read),
         ffn=(width * 2 // 3 + 7) // 8 * 8 if gated else width,
         gated=gated,
-        activation="silu" if gated else read.text("hidden_act", default="gelu"),
+        activation="silu" if gated else read.activation("hidden_act", default="gelu"),
         qkv_bias=read.flag("qkv_bias", default=True),
         layer_scale=True,
         narrow_softmax=True,
@@ -63,7 +63,7 @@ def clip_vision_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
         "clip_vision" if projected else "clip_vision_model",
         vit_tokens(read),
         ffn=read.integer("intermediate_size"),
-        activation=read.text("hidden_act", default="quick_gelu"),
+        activation=read.activation("hidden_act", default="quick_gelu"),
         embedding_norm=True,
     )
     embedding = _embedding(config, "patches", ("cls_token",), table=".weight", bias=False)
@@ -84,7 +84,7 @@ def siglip_vision_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
         "siglip_vision_model",
         siglip_tokens(read),
         ffn=read.integer("intermediate_size"),
-        activation=read.text("hidden_act", default="gelu_pytorch_tanh"),
+        activation=read.activation("hidden_act", default="gelu_pytorch_tanh"),
     )
     pooled = read.flag("vision_use_head", default=True)
     head = _siglip_pooling(config) if pooled else _normed(config)

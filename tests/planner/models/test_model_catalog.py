@@ -169,7 +169,7 @@ BROKEN_FILES = [
         "stores weights with bitsandbytes, which are not trained",
     ),
     ('{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}', "missing key"),
-    ('{"blocks": [], "layers": [], "dims": {}}', "config.json: name: Field required"),
+    ('{"blocks": [], "layers": [], "dims": {}}', "config.json: name: is missing"),
 ]
 
 
@@ -222,6 +222,8 @@ BROKEN_KEYS = [
     ({"num_hidden_layers": 10**8}, "num_hidden_layers must be from 1 to 10000"),
     ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
     ({"hidden_act": 3}, "hidden_act must be a string"),
+    ({"hidden_act": "sillu"}, "unknown hidden_act in .*: 'sillu'; did you mean silu"),
+    ({"hidden_act": "zz"}, "unknown hidden_act in .*: 'zz'; transformers has no such function"),
     ({"layer_types": "full"}, "layer_types must be a list"),
     ({"layer_types": ["full_attention"]}, "layer_types lists 1 layers"),
     ({"layer_types": ["full_attention", "odd"]}, "layer_types has 'odd'"),
@@ -372,3 +374,15 @@ def test_a_head_of_classes_is_noted(tmp_path: Path) -> None:
     config = dict(load_model("llama-3.2-1b").config) | {"model_type": "llama"}
     for named, notes in (("LlamaForCausalLM", 0), ("LlamaForSequenceClassification", 1)):
         assert len(load_model(write(tmp_path, config | {"architectures": [named]})).notes) == notes
+
+
+def test_swish_is_silu(tmp_path: Path) -> None:
+    """Both names are ``nn.SiLU`` in transformers, and stacks have their kernels under one."""
+    first, second = (load_model(write(tmp_path, {**LLAMA, "hidden_act": name})) for name in ("silu", "swish"))
+    assert build_graph(first, 8) == build_graph(second, 8)
+
+
+def test_functions_in_tables_of_their_own_are_known_ones(tmp_path: Path) -> None:
+    t5 = {"model_type": "t5", "num_heads": 4, "num_layers": 2, "feed_forward_proj": "gated-geluu"}
+    with pytest.raises(InputError, match=r"unknown feed_forward_proj in .*: 'geluu'; did you mean gelu"):
+        load_model(write(tmp_path, t5))
