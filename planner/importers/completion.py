@@ -9,7 +9,7 @@ from planner.errors import InputError
 from planner.evaluation.cuts import with_cuts
 from planner.exporters.limits import SHARDINGS
 from planner.importers.settings import Given, Settings
-from planner.models.catalog import build_graph, sequence_length
+from planner.models.catalog import build_graph, sequence_length, usual_length
 from planner.models.dropout import Shares, shares_of, with_dropout
 from planner.models.model import Model
 from planner.plans import Job, Parallelism, Plan
@@ -84,7 +84,9 @@ def _seq_len(settings: Settings, model: Model, given: Given, source: str, assume
     agreed = _agreed("seq_len", settings.seq_len, given.seq_len, source)
     if agreed is not None:
         return agreed
-    return sequence_length(model) or _usual("seq_len", ASSUMED_SEQ_LEN, settings, assumed)
+    return sequence_length(model) or _usual(
+        "seq_len", usual_length(model, ASSUMED_SEQ_LEN), settings, assumed
+    )
 
 
 def _check_sizes(settings: Settings, model: Model, seq_len: int, source: str) -> None:

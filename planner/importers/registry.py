@@ -20,7 +20,7 @@ from planner.importers.nanotron import read_nanotron
 from planner.importers.settings import Given, Settings, Surroundings
 from planner.importers.shell import read_arguments
 from planner.importers.torchtitan import read_torchtitan
-from planner.models.catalog import build_graph, sequence_length
+from planner.models.catalog import build_graph, usual_length
 from planner.models.model import Model
 from planner.plans import Plan
 
@@ -153,7 +153,7 @@ def import_text(
 ) -> Imported:
     """As `import_plan`, for the ``text`` of a file called ``name``."""
     found, data = _recognised(text, name, format)
-    length = (given and given.seq_len) or sequence_length(model) or ASSUMED_SEQ_LEN
+    length = (given and given.seq_len) or usual_length(model, ASSUMED_SEQ_LEN)
     layers = build_graph(model, length).num_layers
     around = Surroundings(layers, cluster.num_devices, cluster.devices_per_node)
     settings = found.read(Keys(data, name), around)

@@ -131,6 +131,14 @@ def test_gaps_are_filled_with_a_notice() -> None:
     assert read("a.yaml", "distributed_type: FSDP\nnum_processes: 8\n").assumed == ()
 
 
+def test_a_length_is_assumed_that_the_model_takes(tmp_path: Path) -> None:
+    """GPT-2 has 1024 positions; a file that says a length of its own needs none assumed."""
+    short = tmp_path / "maxtext.yml"
+    short.write_text("base_config: base.yml\nper_device_batch_size: 1\nmax_target_length: 256\n")
+    for path, length in ((EXAMPLES / "accelerate_fsdp2.yaml", 1024), (short, 256)):
+        assert import_plan(path, load_model("gpt2"), NODES[2]).plan.job.seq_len == length
+
+
 def test_a_default_of_the_framework_gives_way_to_what_is_given() -> None:
     text = "[parallelism]\ntensor_parallel_degree = 2\n"
     by_default = read("a.toml", text, Given())
