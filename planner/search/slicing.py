@@ -5,6 +5,7 @@ from typing import NamedTuple
 from cluster_specs.cluster import ClusterSpec
 from planner.errors import InputError
 from planner.evaluation.slices import slice_seconds
+from planner.models.catalog import build_graph, sequence_length
 from planner.models.model import Model
 from planner.pipeline.token_slices import best_slices, slice_latency
 from planner.plans import Job, Parallelism
@@ -32,12 +33,16 @@ def sliced(
 ) -> Slices:
     """The slices of a sequence that pass ``pipeline`` ranks fastest, of ``tensor`` devices each.
 
-    Raises ``InputError`` where devices, layers or the granularity do not fit.
+    Raises ``InputError`` where tokens look ahead, or devices, layers or the granularity do not fit.
     """
-    if pipeline * tensor > cluster.num_devices:
+    if not _looks_back(model, job.seq_len):
         raise InputError(
-            f"--pipeline {pipeline} x --tensor {tensor} needs {pipeline * tensor} devices, cluster {cluster.name} "
-            f"has {cluster.num_devices}"
+            f"{model.name} cannot be cut into slices: some tokens need those that come after them"
+        )
+    if cluster.num_devices % (pipeline * tensor):
+        raise InputError(
+            f"--pipeline {pipeline} x --tensor {tensor} needs {pipeline * tensor} devices, which do not divide the "
+            f"{cluster.num_devices} of {cluster.name}"
         )
     step = granularity or _usual_granularity(job.seq_len)
     plan = Parallelism(tensor=tensor, pipeline=pipeline)
@@ -56,6 +61,14 @@ def sliced(
         latency((job.seq_len // best,) * best),
         latency((job.seq_len,)),
     )
+
+
+def _looks_back(model: Model, seq_len: int) -> bool:
+    """Whether a token needs only what stands before it: then a slice passes a stage without those after it."""
+    if sequence_length(model) is not None:
+        return False
+    blocks = build_graph(model, seq_len).blocks
+    return all(op.attributes["causal"] for block in blocks for op in block.ops if op.kind == "attention")
 
 
 def _usual_granularity(tokens: int) -> int:

@@ -204,19 +204,21 @@ def test_slices_are_no_worse_than_equal_ones(cli: Cli) -> None:
         (("parameter-server", "--seconds", "1,0"), "iterations take no time"),
         (("parameter-server", "--bounds", "0,x"), "--bounds '0,x'"),
         (("parameter-server", "--seconds", "-1"), "not negative"),
-        (
+        *(
             (
-                "token-slices",
-                "gpt2",
-                "dgx-h100:1",
-                "--global-batch",
-                "1",
-                "--seq-len",
-                "1024",
-                "--pipeline",
-                "16",
-            ),
-            "needs 16 devices",
+                ("token-slices", of[0], "dgx-h100:1", "--global-batch", "1", "--pipeline", degree, *of[1:]),
+                message,
+            )
+            for of, degree, message in [
+                (
+                    ("gpt2", "--seq-len", "1024"),
+                    "16",
+                    "needs 16 devices, which do not divide the 8 of dgx-h100:1",
+                ),
+                (("gpt2", "--seq-len", "1024"), "3", "needs 3 devices, which do not divide the 8"),
+                (("resnet-50",), "2", "resnet-50 cannot be cut into slices: some tokens need those"),
+                (("bert-large", "--seq-len", "512"), "2", "bert-large cannot be cut into slices"),
+            ]
         ),
     ],
 )
