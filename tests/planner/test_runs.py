@@ -177,7 +177,7 @@ def test_tables_are_padded_as_the_stack_does(stack: str, tensor: int, rows: int)
 
 
 def test_everything_assumed_is_listed() -> None:
-    _, assumed = planned("us-0001", micro_batch=None, precision=None, recompute=None)
+    _, assumed = planned("us-0001", micro_batch=None, grad_accum=None, precision=None, recompute=None)
     assert {"micro_batch=1", "precision=bf16", "recompute=none"} <= set(assumed)
     _, assumed = planned("us-0001")
     assert not [a for a in assumed if a.startswith(("micro_batch", "precision", "recompute", "grad_dtype"))]
