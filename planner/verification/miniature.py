@@ -5,11 +5,12 @@ shards what stays as planned.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from planner.evaluation.cuts import even_cuts, stage_plans
+from planner.evaluation.setting import graph_of
 from planner.exporters.placements import refuse_experts_over_context, state_mesh
 from planner.graph import HEAD_DIMS, KV_HEAD_DIMS, Graph, Run, Tensor
 from planner.models.catalog import build_graph
@@ -17,6 +18,9 @@ from planner.models.model import Model
 from planner.plans import Parallelism, Plan, StagePlan
 
 SEQ_LEN = 32
+
+Written = Mapping[str, Mapping[str, Mapping[str, str]]]
+"""Shardings of a stage: block -> operator -> axis -> dim."""
 
 SIZES: Mapping[str, int] = MappingProxyType(
     {
@@ -130,7 +134,10 @@ def scaled_down(plan: Plan, most: int, configured: bool = False) -> Scaled:
     else:
         graph = scaled_graph(build_graph(plan.model, plan.job.seq_len), plan.plan)
         model = Model(name=f"{plan.model.name}, small", family="graph", graph=graph)
-    parallelism = _parallelism(plan.plan, degrees, build_graph(model, SEQ_LEN).num_layers)
+    whole = graph_of(plan.model, plan.job)
+    small = graph_of(model, plan.job.model_copy(update={"seq_len": SEQ_LEN}))
+    written = _without(plan.plan, _operators(whole) - _operators(small))
+    parallelism = _parallelism(written, degrees, small.num_layers)
     job = plan.job.model_copy(
         update={
             "precision": "fp32",
@@ -166,6 +173,23 @@ def _degrees(p: Parallelism, most: int) -> tuple[dict[str, int], list[str]]:
         while 2 * math.prod(degrees.values()) <= most and 2 * degrees[axis] <= large[axis]:
             degrees[axis] *= 2
     return degrees, dropped
+
+
+def _operators(graph: Graph) -> set[tuple[str, str]]:
+    return {(block.name, op.name) for block in graph.blocks for op in block.ops}
+
+
+def _without(p: Parallelism, absent: Collection[tuple[str, str]]) -> Parallelism:
+    """``p`` without the shardings of operators that the small model does not have: its dropout, which it leaves out."""
+
+    def left(sharding: Written) -> Written:
+        return {
+            block: {op: axes for op, axes in split.items() if (block, op) not in absent}
+            for block, split in sharding.items()
+        }
+
+    stages = (stage.model_copy(update={"sharding": left(stage.sharding)}) for stage in p.stages)
+    return p.model_copy(update={"stages": tuple(stages)})
 
 
 def _parallelism(p: Parallelism, degrees: Mapping[str, int], layers: int) -> Parallelism:

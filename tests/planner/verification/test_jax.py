@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from tiny_llama import installed, tiny_model, tiny_plan
 
+from planner import plan as search
 from planner.errors import InputError, Unsupported
 from planner.models.catalog import build_graph, load_model
 from planner.plans import Plan
@@ -130,6 +131,18 @@ def test_small_plans_keep_every_axis_that_fits(case: str) -> None:
     assert not left_out
     assert (small.plan.zero_stage, small.plan.recompute) == (plan.plan.zero_stage, plan.plan.recompute)
     assert small.job.global_batch == small.plan.data * small.plan.micro_batch * small.plan.num_microbatches
+
+
+def test_small_plans_say_nothing_of_dropout_that_they_leave_out() -> None:
+    """GPT-2 drops, and its stages say how what drops is split; the small graph has the same operators but these."""
+    answer = search("gpt2", "dgx-h100:1x4", global_batch=16, seq_len=256)
+    (large,) = answer.plan.stages
+    (small,) = scaled_down(answer, 4)[0].plan.stages
+    left_out = {
+        op for block, split in large.sharding.items() for op in split.keys() - small.sharding[block].keys()
+    }
+    assert left_out
+    assert all(op.endswith("dropout") for op in left_out)
 
 
 def test_axes_that_do_not_fit_are_named() -> None:
