@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import SoftwareSpec
-from cluster_specs.usual_stacks import lacking_axes, runs_on
+from cluster_specs.usual_stacks import device_family, lacking_axes, runs_on
 from planner.pipeline.generators import is_written_out, schedule_label, splits_backward
 from planner.plans import Parallelism
 
@@ -17,6 +17,17 @@ def devices_beyond(cluster: ClusterSpec, software: SoftwareSpec) -> Iterator[str
                 f"{software.name} does not run on {device.name} (but on {' and '.join(software.runs_on)}): its time is "
                 "of a stack that does"
             )
+    yield from families_beyond(cluster, software)
+
+
+def families_beyond(cluster: ClusterSpec, software: SoftwareSpec) -> Iterator[str]:
+    """Devices of several families in one job, in a sentence; which stacks take them is assumed: none is known to."""
+    families = dict.fromkeys(device_family(pool.device) for pool in cluster.pools)
+    if len(families) > 1:
+        yield (
+            f"{software.name} is not known to train on {' and '.join(families)} devices in one job: its time is of a "
+            "stack that does"
+        )
 
 
 def choices_beyond(plan: Parallelism, software: SoftwareSpec) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from planner.errors import Infeasible, InputError
+from planner.evaluation.beyond_stack import families_beyond
 from planner.evaluation.evaluator import Evaluator
 from planner.plans import Objective, Optimality, Parallelism, Pins, Plan
 from planner.search.best_first import Outcome, Progress, Search
@@ -90,8 +91,11 @@ def plan_pools(
                 what_limits(best.estimate),
             ]
         ),
-        warnings=warnings_of(
-            best.plan, best.estimate, evaluator.software, evaluator.graph, evaluator.cluster.device
+        warnings=(
+            *families_beyond(cluster, evaluator.software),
+            *warnings_of(
+                best.plan, best.estimate, evaluator.software, evaluator.graph, evaluator.cluster.device
+            ),
         ),
     )
 

@@ -13,7 +13,7 @@ from planner import plan
 from planner.api import judged, read_plan
 from planner.errors import InputError
 from planner.plans import Plan
-from planner.search import faster_pipeline
+from planner.search import doubts, faster_pipeline
 
 JOB: dict[str, Any] = {"global_batch": 64, "seq_len": 4096}
 
@@ -120,3 +120,13 @@ def test_runs_that_are_given_are_priced_with_a_warning(
     warned = [warning for warning in found.warnings if warning.startswith(stack)]
     assert len(warned) == (said is not None)
     assert all(said in warning for warning in warned if said)
+
+
+def test_gpus_and_tpus_in_one_job_are_warned_of() -> None:
+    job = {"global_batch": 16, "seq_len": 2048, "pipeline": 2, "stack": "jax-xla"}
+    said = "jax-xla is not known to train on gpu and tpu devices in one job"
+    mixed = plan("llama-3.2-1b", "dgx-h100:1+tpu-v5p:2x2x2", **job)
+    assert sum(said in warning for warning in mixed.warnings) == 1
+    assert any(said in warning for warning in doubts(mixed))
+    alike = plan("llama-3.2-1b", "dgx-a100-80g:1+dgx-h100:1", **job)
+    assert not any("in one job" in warning for warning in alike.warnings)
