@@ -26,6 +26,10 @@ MIN_RANKED = 4
 """Fewest runs of a group whose order is worth a correlation."""
 
 
+MOST_PRINTED = 1.1
+"""Most that is believed of a printed peak, over the device's memory: what is in GB by mistake is 7 % larger."""
+
+
 class Prediction(Record):
     """What the estimate says, in the units in which runs are published."""
 
@@ -203,22 +207,34 @@ def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: t
     measured = run.measured or MeasuredSection()
     reserved = ("memory=reserved (as its source prints)",) if kind == "reserved" else ()
     step_time, how = measured_step_time(run, plan)
+    memory, doubted = _measured_memory(measured, plan.cluster.device.memory * per_gpu / GIB)
     low, high = estimate.step_time_interval_s
     row = Row(
         id=name,
         predicted=predicted,
         measured=dict(measured),
         step_time_error=_error(estimate.step_time_s, step_time),
-        memory_error=_error(predicted.memory_gib_per_gpu, measured.memory_gib_per_gpu),
+        memory_error=_error(predicted.memory_gib_per_gpu, memory),
         tensor_memory_error=_error(predicted.tensor_gib_per_gpu, measured.tensor_gib_per_gpu),
         inside_interval=None if step_time is None else low <= step_time <= high,
-        assumed=(*assumed, *how, *(reserved if measured.memory_gib_per_gpu else ())),
+        assumed=(*assumed, *how, *doubted, *(reserved if memory else ())),
     )
     tokens = plan.job.global_batch * plan.job.seq_len
     rate = None if step_time is None else tokens / step_time / plan.cluster.num_devices
     job, devices = plan.job, plan.cluster.num_devices
     group = f"{plan.model.name} seq {job.seq_len} batch {job.global_batch} on {devices}"
     return Scored(row, _properties(run, plan), group, rate)
+
+
+def _measured_memory(measured: MeasuredSection, most: float) -> tuple[float | None, tuple[str, ...]]:
+    """What a run printed of its memory, unless its device has far less than that, ``most`` [GiB]; and a note if so."""
+    printed = measured.memory_gib_per_gpu
+    if printed is None or printed <= MOST_PRINTED * most:
+        return printed, ()
+    return None, (
+        f"memory_gib_per_gpu {printed:g} is more than the {most:.1f} GiB of the device, and not compared: its unit may "
+        "be another",
+    )
 
 
 def _printed_tensors(run: RunFile, estimate: Estimate) -> float:

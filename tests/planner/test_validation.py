@@ -122,6 +122,14 @@ def test_a_utilisation_that_is_no_share_is_refused(evaluator: Any, mfu: float) -
     )
 
 
+@pytest.mark.parametrize(("gib", "compared"), [(80.0, True), (50_000.0, False)])
+def test_memory_that_no_device_has_is_not_compared(evaluator: Any, gib: float, compared: bool) -> None:
+    """50 GiB in MiB; a device of 80 GB has a little less than 80 GiB, and sources mix up the two."""
+    (result,) = validate([row(10.0, memory_gib_per_gpu=gib)], evaluator).rows
+    assert (result.memory_error is not None) is compared
+    assert any("its unit may be another" in note for note in result.assumed) is not compared
+
+
 def test_fits_counts_runs_that_ran_and_runs_that_crashed(evaluator: Any, estimate: Estimate) -> None:
     fits = validate([row(10.0), row(None, ok=False), row(None)], evaluator).summary.fits
     assert (fits.n, fits.ran, fits.crashed, fits.crashed_but_said_to_fit, fits.accuracy) == (2, 1, 1, 1, 0.5)
