@@ -55,14 +55,18 @@ def common(
     tied: bool = False,
     kv_default: bool = True,
     head_dim_default: bool = True,
+    activation: str = "silu",
 ) -> dict[str, Any]:
-    """Fields that decoders share; ``tied`` is what an absent ``tie_word_embeddings`` means to the class."""
+    """Fields that decoders share; ``tied`` is what an absent ``tie_word_embeddings`` means to the class.
+
+    So is ``activation`` of a function that is not named.
+    """
     return {
         "name": name,
         **attention_sizes(read, kv_default=kv_default, head_dim_default=head_dim_default),
         "vocab": read.integer("vocab_size"),
         "tied": read.flag("tie_word_embeddings", default=tied),
-        "activation": read.activation("hidden_activation", "hidden_act", default="silu"),
+        "activation": read.activation("hidden_activation", "hidden_act", default=activation),
         "window": read.integer("sliding_window", default=0, least=0),
     }
 
@@ -158,10 +162,16 @@ def qwen3(read: ConfigReader, name: str) -> TransformerConfig:
     )
 
 
+def _of_gemma(read: ConfigReader, name: str) -> dict[str, Any]:
+    """Source: huggingface/transformers ``models/gemma2/configuration_gemma2.py``, which Gemma 1 and 3 agree with."""
+    tanh = "gelu_pytorch_tanh"
+    return common(read, name, tied=True, kv_default=False, head_dim_default=False, activation=tanh)
+
+
 def gemma(read: ConfigReader, name: str) -> TransformerConfig:
     """Gemma 1."""
     bias = read.flag("attention_bias", default=False)
-    sizes = common(read, name, tied=True, kv_default=False, head_dim_default=False)
+    sizes = _of_gemma(read, name)
     return modern(read, sizes, norm="rms_wide", qkv_bias=bias, out_bias=bias)
 
 
@@ -170,7 +180,7 @@ def gemma2(read: ConfigReader, name: str) -> TransformerConfig:
     bias = read.flag("attention_bias", default=False)
     return modern(
         read,
-        common(read, name, tied=True, kv_default=False, head_dim_default=False),
+        _of_gemma(read, name),
         scheme="gemma2",
         layers=dense_layers(read, alternating_window(read)),
         norm="rms_wide",
@@ -237,7 +247,7 @@ def starcoder2(read: ConfigReader, name: str) -> TransformerConfig:
     bias = read.flag("use_bias", default=True)
     return modern(
         read,
-        common(read, name, tied=True, kv_default=False),
+        common(read, name, tied=True, kv_default=False, activation="gelu_pytorch_tanh"),
         scheme="starcoder2",
         layers=dense_layers(read, window_where_set(read)),
         norm="layer",
@@ -265,7 +275,7 @@ def nemotron(read: ConfigReader, name: str) -> TransformerConfig:
     mlp_bias = read.flag("mlp_bias", default=False)
     return modern(
         read,
-        common(read, name),
+        common(read, name, activation="relu2"),
         norm="layer",
         gated=False,
         joined_heads=True,

@@ -13,6 +13,7 @@ from planner.graph import Graph, count_parameters, has_scans
 from planner.models.catalog import build_graph, load_model, sequence_length
 from planner.models.families import ARCHITECTURES, FAMILIES
 from planner.models.model import Model
+from planner.models.reading import ConfigReader
 from planner.operators import backward_flops, forward_flops
 
 DATA = Path(__file__).parents[2] / "data"
@@ -296,3 +297,25 @@ def test_clipping_takes_an_operator_and_no_parameters() -> None:
     assert operators(small("dbrx"), "elementwise")["layer"][0] == "qkv_clip"
     assert "qkv_clip" not in operators(bare, "elementwise")["layer"]
     assert count_parameters(bare) == count_parameters(small("dbrx"))
+
+
+FUNCTIONS = (
+    *("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act"),
+    "feed_forward_proj",
+)
+"""Keys of configurations that name the function of a feed-forward layer."""
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_function_that_is_not_named_is_that_of_the_class(family: str) -> None:
+    classes = pytest.importorskip("transformers").CONFIG_MAPPING
+    if family not in classes:
+        pytest.skip("transformers has no class of this name")
+    config = {"architectures": None, **classes[family]().to_dict()}
+    build = FAMILIES[family]
+    try:
+        named = build(ConfigReader(config, family), family, 128)
+    except InputError as refused:
+        pytest.skip(f"its default is refused: {refused}")
+    left = {key: value for key, value in config.items() if key not in FUNCTIONS}
+    assert build(ConfigReader(left, family), family, 128) == named
