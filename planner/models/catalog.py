@@ -64,11 +64,9 @@ def _shipped() -> Mapping[str, Mapping[str, Any]]:
 
 
 @lru_cache
-def _tower_sizes() -> Mapping[str, Mapping[str, int]]:
-    """``model_type`` of a text tower -> the sizes that its table may leave out."""
-    return tomllib.loads(
-        (resources.files("planner.models") / "data" / "towers.toml").read_text(encoding="utf-8")
-    )
+def _left_to_classes(file: str) -> Mapping[str, Mapping[str, int]]:
+    """``model_type`` -> what its class takes where a table leaves it out (of text towers; of any: ``unsaid.toml``)."""
+    return tomllib.loads((resources.files("planner.models") / "data" / file).read_text(encoding="utf-8"))
 
 
 TUNED = re.compile(r"-(instruct|chat|it|base|hf|pt)(?=-|$)", re.IGNORECASE)
@@ -207,7 +205,7 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
     origin = str(path)
     *around, tower = _towers(config)
     if around:
-        unsaid = _tower_sizes().get(str(tower.get("model_type")), {})
+        unsaid = _left_to_classes("towers.toml").get(str(tower.get("model_type")), {})
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **unsaid, **tower}
         origin = f"{path} (text tower)"
     stored = _stored_weights(config, path)
@@ -223,7 +221,7 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
                 f"{path}: model_type {family} {UNPRICED[family]}, which is not read from a file; {TRACE}"
             )
         raise UnknownName(f"model_type in {path}:", str(family), FAMILIES, see=TRACE)
-    read = ConfigReader(config, origin)
+    read = ConfigReader({**_left_to_classes("unsaid.toml").get(family, {}), **config}, origin)
     length = FIXED_LENGTHS[family](read) if family in FIXED_LENGTHS else 1
     parameters = count_parameters(_built(read, family, name, length))
     dropped_shares(read, family)  # which shape nothing, but how it trains

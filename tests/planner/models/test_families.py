@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from planner.graph import Graph, count_parameters, has_scans
 from planner.models.catalog import build_graph, load_model, sequence_length
 from planner.models.families import ARCHITECTURES, FAMILIES
 from planner.models.model import Model
-from planner.models.reading import ConfigReader
 from planner.operators import backward_flops, forward_flops
 
 DATA = Path(__file__).parents[2] / "data"
@@ -299,23 +299,24 @@ def test_clipping_takes_an_operator_and_no_parameters() -> None:
     assert count_parameters(bare) == count_parameters(small("dbrx"))
 
 
-FUNCTIONS = (
-    *("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act"),
-    "feed_forward_proj",
-)
-"""Keys of configurations that name the function of a feed-forward layer."""
-
-
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_a_function_that_is_not_named_is_that_of_the_class(family: str) -> None:
+def test_a_key_that_is_left_out_means_what_it_means_to_the_class(family: str, tmp_path: Path) -> None:
+    """Or the configuration is refused."""
     classes = pytest.importorskip("transformers").CONFIG_MAPPING
     if family not in classes:
         pytest.skip("transformers has no class of this name")
-    config = {"architectures": None, **classes[family]().to_dict()}
-    build = FAMILIES[family]
+    path = tmp_path / "config.json"
+
+    def loaded(config: dict[str, Any]) -> Graph:
+        path.write_text(json.dumps({**config, "architectures": None, "model_type": family}))
+        model = load_model(path)
+        return build_graph(model, sequence_length(model) or 128)
+
+    every = json.loads(classes[family]().to_json_string(use_diff=False))
     try:
-        named = build(ConfigReader(config, family), family, 128)
+        named = loaded(every)
     except InputError as refused:
         pytest.skip(f"its default is refused: {refused}")
-    left = {key: value for key, value in config.items() if key not in FUNCTIONS}
-    assert build(ConfigReader(left, family), family, 128) == named
+    for key in load_model(path).config.keys() - {"architectures"}:
+        with suppress(InputError):
+            assert loaded({name: value for name, value in every.items() if name != key}) == named, key
