@@ -295,6 +295,14 @@ def split(model: Any, plan: Mapping[str, Any], mesh: Any) -> None:
         model.head.weight = model.embedding.weight
 
 
+def model_of(row: Mapping[str, Any]) -> Model:
+    """The whole model of a run, its weights in the type that they are stored in, with nothing in tiles or away."""
+    torch.set_default_dtype(getattr(torch, row["parallel"]["master_dtype"]))
+    model = Model({**row["model"], "mlp_tiles": 1}, row["parallel"]["recompute"], False)
+    torch.set_default_dtype(torch.float32)
+    return model
+
+
 def parallelised(model: Any, plan: Mapping[str, Any], mesh: Any, layers: Iterable[Any] | None = None) -> None:
     """Shard ``model`` by layers; embedding and head too where ``wrap`` is ``titan``, else they are the root's."""
     if plan["cp"] > 1:

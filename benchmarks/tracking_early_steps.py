@@ -12,6 +12,7 @@ are.
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from own_cases import measure_cases
@@ -87,15 +88,9 @@ def row_of(name: str) -> dict[str, Any]:
 
 def measured(row: Mapping[str, Any]) -> dict[str, float]:
     """Peak of live tensors in the second step of ``row``."""
-    import torch
-    from tracked_model import Model, parallelised
+    from tracked_model import model_of, parallelised
 
-    def built() -> Any:
-        torch.set_default_dtype(getattr(torch, row["parallel"]["master_dtype"]))
-        model = Model({**row["model"], "mlp_tiles": 1}, row["parallel"]["recompute"], False)
-        torch.set_default_dtype(torch.float32)
-        return model
-
+    built = partial(model_of, row)
     if row["parallel"]["dp"] > 1:
         return tracked(row, built, parallelised, loss_of, step_early)
     return _on_one_device(row, built)

@@ -40,17 +40,13 @@ def row_of(name: str) -> dict[str, Any]:
 
 def measured(row: Mapping[str, Any]) -> dict[str, float]:
     """Peak of live tensors in the second step of ``row``."""
-    import torch
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    from tracked_model import Model, parallelised
+    from tracked_model import model_of, parallelised
 
     def built() -> Any:
-        torch.set_default_dtype(getattr(torch, row["parallel"]["master_dtype"]))
-        model = Model({**row["model"], "mlp_tiles": 1}, row["parallel"]["recompute"], False)
-        torch.set_default_dtype(torch.float32)
         config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
         return convert_to_float8_training(
-            model, config=config, module_filter_fn=lambda module, name: "layers." in name
+            model_of(row), config=config, module_filter_fn=lambda module, name: "layers." in name
         )
 
     return tracked(row, built, parallelised, loss_of)
